@@ -90,7 +90,7 @@ typedef struct fq_slot {
     uint32_t trace_flags;
     unsigned char trace_id[16];
     unsigned char span_id[8];
-    unsigned char pad[32];
+    unsigned char pad[40];
 } fq_slot;
 
 typedef struct fq_submission {
@@ -117,7 +117,7 @@ typedef struct fq_completion {
     int64_t output_ns;
     int64_t done_ns;
     unsigned char batch_span_id[8];
-    unsigned char pad[24];
+    unsigned char pad[32];
 } fq_completion;
 
 /* One output tensor: one slice of the output arena. */
