@@ -1,0 +1,147 @@
+"""What `headrace serve` was asked to do: one frozen object, checked as a whole, once, before anything starts.
+
+Precedence: a flag of the command line, else the default here. Nothing reads the environment. Units are in
+the names. `ServeConfig.check()` reports every fault at once, and `headrace serve` then ends with exit code
+2; what only shows later (a busy port, a corrupt model) is a StartError of the process that meets it and
+ends the same way.
+
+The object crosses the control socket to the children as JSON, so they work from exactly what was checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass, fields
+from pathlib import PurePath
+
+from service.errors import ConfigError
+
+DEFAULT_GRPC_PORT = 8001
+DEFAULT_METRICS_PORT = 8002
+MAX_INSTANCES = 64
+MAX_BATCH_SIZE = 65536
+MAX_BATCH_WAIT_US = 60_000_000
+MAX_ARENA_MB = 1 << 20
+FRONTENDS = ("grpcio",)
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Everything a service is started with.
+
+    Attributes:
+        model_paths: model files; a model is named by its file's stem and has version 1. host: the address
+        both ports are bound to. grpc_port, metrics_port: 0 lets the system choose; the ready line says
+        which. max_batch_size: rows of a batch at most, for models that can batch; None derives it, 0 turns
+        batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch slot
+        is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
+        server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
+        output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
+        requests between one front-end thread and one worker at a time. frontend: which front end listens
+        (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready, then is
+        closed.
+    """
+
+    model_paths: tuple[str, ...]
+    host: str = "127.0.0.1"
+    grpc_port: int = DEFAULT_GRPC_PORT
+    metrics_port: int = DEFAULT_METRICS_PORT
+    max_batch_size: int | None = None
+    max_batch_wait_us: int = 0
+    instances: int = 1
+    server_name: str = "headrace"
+    drain_timeout_s: float = 30.0
+    arena_mb: int = 256
+    output_arena_mb: int = 256
+    slots_per_lane: int = 1024
+    frontend: str = "grpcio"
+    ready_fd: int | None = None
+
+    def model_names(self) -> list[str]:
+        """The name of each model, in the order of `model_paths`."""
+        return [PurePath(path).stem for path in self.model_paths]
+
+    def check(self) -> None:
+        """Raises ConfigError with every fault of this configuration; does nothing when there is none."""
+        faults = self._number_faults() + self._word_faults() + self._model_faults() + self._ready_fd_faults()
+        if faults:
+            raise ConfigError(faults)
+
+    def _number_faults(self) -> list[str]:
+        bounds: list[tuple[str, float | None, float, float]] = [
+            ("grpc-port", self.grpc_port, 0, 65535),
+            ("metrics-port", self.metrics_port, 0, 65535),
+            ("max-batch-size", self.max_batch_size, 0, MAX_BATCH_SIZE),
+            ("max-batch-wait-us", self.max_batch_wait_us, 0, MAX_BATCH_WAIT_US),
+            ("instances", self.instances, 1, MAX_INSTANCES),
+            ("drain-timeout", self.drain_timeout_s, 0, 86400),
+            ("arena-mb", self.arena_mb, 1, MAX_ARENA_MB),
+            ("output-arena-mb", self.output_arena_mb, 1, MAX_ARENA_MB),
+            ("slots-per-lane", self.slots_per_lane, 1, 1 << 16),
+        ]
+        return [
+            f"--{flag} must be between {low} and {high}, got {value}"
+            for flag, value, low, high in bounds
+            if value is not None and not low <= value <= high
+        ]
+
+    def _word_faults(self) -> list[str]:
+        faults = []
+        if self.grpc_port == self.metrics_port != 0:
+            faults.append(f"--grpc-port and --metrics-port are both {self.grpc_port}; they must differ")
+        if not self.host:
+            faults.append("--host is empty; name an address to bind, such as 127.0.0.1 or 0.0.0.0")
+        if not self.server_name:
+            faults.append("--server-name is empty; leave it out to be called headrace")
+        if self.frontend not in FRONTENDS:
+            faults.append(f"--frontend must be one of {', '.join(FRONTENDS)}, got '{self.frontend}'")
+        return faults
+
+    def _model_faults(self) -> list[str]:
+        if not self.model_paths:
+            return ["no model was given; name a model file, such as model.onnx"]
+        faults = [fault for path in self.model_paths if (fault := _path_fault(path))]
+        names = self.model_names()
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            paths = [path for path in self.model_paths if PurePath(path).stem == name]
+            faults.append(f"{' and '.join(paths)} would both be called '{name}'; rename one of the files")
+        return faults
+
+    def _ready_fd_faults(self) -> list[str]:
+        if self.ready_fd is None:
+            return []
+        try:
+            os.fstat(self.ready_fd)
+        except (OSError, OverflowError):
+            return [f"--ready-fd {self.ready_fd} is not an open descriptor of this process"]
+        return []
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServeConfig:
+        """The inverse of to_json. Raises TypeError on a field this version does not have."""
+        values = json.loads(text)
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown configuration fields {sorted(unknown)}")
+        values["model_paths"] = tuple(values["model_paths"])
+        return cls(**values)
+
+
+def _path_fault(path: str) -> str:
+    """One sentence on why `path` cannot be a model file; empty when it can."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return f"cannot read model '{path}': {getattr(error, 'strerror', None) or error}"
+    if stat.S_ISDIR(mode):
+        return f"'{path}' is a directory; give a model file, such as {os.path.join(path, 'model.onnx')}"
+    if not stat.S_ISREG(mode):
+        return f"'{path}' is not a regular file"
+    if not os.access(path, os.R_OK):
+        return f"cannot read model '{path}': Permission denied"
+    return ""
