@@ -1,7 +1,8 @@
 """Builds what cannot be written down in pyproject.toml: the C extensions and the protobuf messages.
 
 Switches, all from the environment: FQ_DEBUG=1 (counters and assertions), FQ_SANITIZE=1 (ASan and UBSan),
-FQ_WERROR=1 (a compiler warning is an error). Generated files go to the build directory, never beside the sources.
+FQ_WERROR=1 (a compiler warning is an error).
+Generated files go to the build directory, never beside the sources.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXTENSIONS = {  # the Cython file: the C files that are compiled into the same m
 
 
 def compiler_flags() -> tuple[list[str], list[str]]:
-    on = {name for name in ("DEBUG", "SANITIZE", "WERROR") if os.environ.get(f"FQ_{name}", "0") not in ("", "0")}
+    on = [name for name in ("DEBUG", "SANITIZE", "WERROR") if os.getenv(f"FQ_{name}", "0") not in ("", "0")]
     sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if "SANITIZE" in on else []
     flags = ["-std=c11", "-Wall", "-Wextra", "-Og" if "DEBUG" in on else "-O2", "-g", *sanitize]
     flags += ["-DFQ_DEBUG=1", "-UNDEBUG"] if "DEBUG" in on else []
@@ -59,11 +60,11 @@ def compile_protos(protos: list[str], target: Path) -> None:
     if protoc.main(["protoc", "-Iproto", "--include_imports", *outputs, *protos]) != 0:
         raise SystemExit("protoc refused proto/*.proto: its messages are above")
     for stub in target.glob("*_pb2.pyi"):  # name_pb2.pyi, as protoc calls it, describes our module name.py
-        text = stub.read_text().replace("import model_config_pb2 as", "from service._pb import model_config as")
+        text = stub.read_text().replace("import model_config_pb2", "from service._pb import model_config")
         stub.with_name(stub.name.replace("_pb2", "")).write_text(text)
         stub.unlink()
 
 
 present = [extension(pyx, patterns) for pyx, patterns in EXTENSIONS.items() if Path(pyx).exists()]
-setup(ext_modules=cythonize(present, build_dir="build/cython", language_level=3),
-      cmdclass={"build_py": BuildPyWithMessages})
+modules = cythonize(present, build_dir="build/cython", language_level=3)
+setup(ext_modules=modules, cmdclass={"build_py": BuildPyWithMessages})

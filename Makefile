@@ -1,0 +1,41 @@
+# The two commands: `make demo` and `make test`. Both do all the set-up; a second run starts at once.
+# Everything else is for developers; CONTRIBUTING.md says when to use which.
+
+VENV ?= .venv
+ROOT := $(CURDIR)
+BIN := $(abspath $(VENV))/bin
+SOURCES := $(shell find fastqueue service proto -type f ! -name '*.pyc') setup.py pyproject.toml MANIFEST.in
+# Tests run against the installed package: in the project's root the source folders would shadow it.
+PYTEST = cd $(VENV) && bin/python -P -m pytest -c $(ROOT)/pyproject.toml --rootdir $(ROOT) -p no:cacheprovider $(PYTEST_ARGS)
+FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
+
+.PHONY: demo test fast lint t0 t1 t2 t3 t4 clean
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/headrace demo $(DEMO_ARGS)
+
+test: $(VENV)/.ready-test
+	$(PYTEST) $(ROOT)/tests
+
+fast: $(VENV)/.ready-test
+	$(PYTEST) $(ROOT)/tests -m "not slow"
+
+# The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants.
+t0 t1 t2 t3 t4: $(VENV)/.ready-test
+	$(FASTQUEUE) -m $@
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	cd $(VENV) && bin/python -P -m mypy --config-file $(ROOT)/pyproject.toml -p service -p fastqueue
+	cd $(VENV) && bin/lint-imports --config $(ROOT)/pyproject.toml --no-cache
+
+$(VENV)/.ready-demo: $(SOURCES)
+	.ci/setup $(VENV) demo
+	touch $@
+
+$(VENV)/.ready-test: $(SOURCES)
+	.ci/setup $(VENV) dev,demo
+	touch $(VENV)/.ready-demo $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
