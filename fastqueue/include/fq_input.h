@@ -1,0 +1,194 @@
+/* fq_input.h: the allocator of an input arena. Used by the front-end thread that owns the arena, and by nobody else;
+ * all its bookkeeping is private memory of that thread, so nothing here is shared and nothing is atomic.
+ *
+ * The head of the arena is divided into large blocks of 256 KB. A large block is
+ *
+ *   WHOLE_FREE   nobody's
+ *   WHOLE_USED   part of one message
+ *   BROKEN       divided into 64 small blocks of 4 KB, each free or part of one message
+ *
+ * A message takes as few extents as possible: a run of small blocks up to 252 KB, above that a run of large
+ * blocks whose last one is broken when only a part of it is needed. When no run is long enough it takes what
+ * there is, piece by piece. The last quarter of the head takes only messages up to 256 KB, so that a few
+ * large senders cannot starve the rest.
+ *
+ * Offset 0 to 4095 is the arena's header page; the first large block starts at FQ_LARGE.
+ */
+#ifndef FQ_INPUT_H
+#define FQ_INPUT_H
+
+#include <string.h>
+
+#include "fq_layout.h"
+
+#define FQ_SMALL 4096u
+#define FQ_LARGE 262144u
+#define FQ_SMALLS 64u /* in a large block */
+
+enum { FQ_WHOLE_FREE, FQ_WHOLE_USED, FQ_BROKEN };
+
+typedef struct fq_input {
+    uint32_t blocks;       /* large blocks of the head */
+    uint32_t reserved_at;  /* from here on only for messages up to FQ_LARGE */
+    uint32_t free_blocks;  /* WHOLE_FREE ones */
+    uint32_t hint;         /* where the last run of small blocks was found */
+    uint64_t used_bytes;   /* in blocks handed out */
+    uint64_t *small_free;  /* caller's memory: per large block, a bit per free small block */
+    unsigned char *states; /* caller's memory: per large block */
+} fq_input;
+
+/* Private memory for an arena whose head has `blocks` large blocks, in bytes (aligned to 8). */
+static inline size_t fq_input_private_bytes(uint32_t blocks) { return blocks * (sizeof(uint64_t) + 1u); }
+static inline uint64_t fq_input_arena_bytes(uint32_t blocks) { return FQ_LARGE + (uint64_t)blocks * FQ_LARGE; }
+
+static inline void fq_input_init(fq_input *input, uint32_t blocks, void *private_memory) {
+    input->blocks = blocks;
+    input->reserved_at = blocks - blocks / 4;
+    input->free_blocks = blocks;
+    input->hint = 0;
+    input->used_bytes = 0;
+    input->small_free = (uint64_t *)private_memory;
+    input->states = (unsigned char *)(input->small_free + blocks);
+    memset(private_memory, 0, fq_input_private_bytes(blocks));
+}
+
+static inline uint64_t fq_input_offset(uint32_t block) { return FQ_LARGE + (uint64_t)block * FQ_LARGE; }
+
+static inline uint64_t fq_small_mask(uint32_t first, uint32_t count) {
+    return (count >= 64 ? ~0ull : (1ull << count) - 1) << first;
+}
+
+/* The first run of `count` set bits, or 64. */
+static inline uint32_t fq_bit_run(uint64_t bits, uint32_t count) {
+    for (uint32_t have = 1; have < count && bits;) {
+        uint32_t step = have < count - have ? have : count - have;
+        bits &= bits >> step;
+        have += step;
+    }
+    return bits ? (uint32_t)__builtin_ctzll(bits) : 64;
+}
+
+static inline void fq_input_break(fq_input *input, uint32_t block) {
+    input->states[block] = FQ_BROKEN;
+    input->small_free[block] = ~0ull;
+    input->free_blocks--;
+}
+
+static inline void fq_input_take_smalls(fq_input *input, uint32_t block, uint32_t first, uint32_t count) {
+    input->small_free[block] &= ~fq_small_mask(first, count);
+    input->used_bytes += (uint64_t)count * FQ_SMALL;
+}
+
+/* A run of `count` (1 to 64) small blocks below large block `limit`. 1 when found. */
+static inline int fq_input_smalls(fq_input *input, uint32_t count, uint32_t limit, fq_extent *out) {
+    uint32_t fresh = limit;
+    for (uint32_t i = 0; i < limit; i++) {
+        uint32_t block = input->hint + i < limit ? input->hint + i : input->hint + i - limit;
+        if (input->states[block] == FQ_WHOLE_FREE && fresh == limit) fresh = block;
+        if (input->states[block] != FQ_BROKEN) continue;
+        uint32_t first = fq_bit_run(input->small_free[block], count);
+        if (first == 64) continue;
+        fq_input_take_smalls(input, block, first, count);
+        input->hint = block;
+        *out = (fq_extent){fq_input_offset(block) + (uint64_t)first * FQ_SMALL, (uint64_t)count * FQ_SMALL};
+        return 1;
+    }
+    if (fresh == limit) return 0;
+    fq_input_break(input, fresh);
+    fq_input_take_smalls(input, fresh, 0, count);
+    input->hint = fresh;
+    *out = (fq_extent){fq_input_offset(fresh), (uint64_t)count * FQ_SMALL};
+    return 1;
+}
+
+/* The longest run of WHOLE_FREE blocks below `limit`, not longer than `wanted`. Returns its length. */
+static inline uint32_t fq_input_longest_run(const fq_input *input, uint32_t wanted, uint32_t limit, uint32_t *first) {
+    uint32_t best = 0, run = 0;
+    for (uint32_t block = 0; block < limit && best < wanted; block++) {
+        run = input->states[block] == FQ_WHOLE_FREE ? run + 1 : 0;
+        if (run > best) {
+            best = run;
+            *first = block + 1 - run;
+        }
+    }
+    return best;
+}
+
+/* Takes `run` blocks at `first` for up to `bytes` bytes; the last one is broken when a part of it suffices. */
+static inline uint64_t fq_input_take_run(fq_input *input, uint32_t first, uint32_t run, uint64_t bytes) {
+    uint64_t taken = 0;
+    for (uint32_t i = 0; i < run; i++) {
+        uint64_t left = bytes - taken;
+        uint32_t smalls = left >= FQ_LARGE ? FQ_SMALLS : (uint32_t)((left + FQ_SMALL - 1) / FQ_SMALL);
+        fq_input_break(input, first + i);
+        if (smalls == FQ_SMALLS) input->states[first + i] = FQ_WHOLE_USED;
+        fq_input_take_smalls(input, first + i, 0, smalls);
+        taken += (uint64_t)smalls * FQ_SMALL;
+    }
+    return taken;
+}
+
+static inline void fq_input_free(fq_input *input, const fq_extent *extents, uint32_t count);
+
+/* Memory for `bytes` (at least 1): the number of extents written to `out`, at most `most`; 0 when the arena cannot give
+ * it now, and nothing was taken. Extents are whole blocks; the last may be longer than asked for. */
+static inline uint32_t fq_input_alloc(fq_input *input, uint64_t bytes, fq_extent *out, uint32_t most) {
+    uint32_t limit = bytes <= FQ_LARGE ? input->blocks : input->reserved_at;
+    uint32_t count = 0;
+    if (most == 0) return 0;
+    if (bytes <= FQ_LARGE) {
+        uint32_t smalls = (uint32_t)((bytes + FQ_SMALL - 1) / FQ_SMALL);
+        return (uint32_t)fq_input_smalls(input, smalls, limit, out);
+    }
+    for (uint64_t taken = 0; taken < bytes;) {
+        uint32_t first = 0, wanted = (uint32_t)((bytes - taken + FQ_LARGE - 1) / FQ_LARGE);
+        uint32_t run = fq_input_longest_run(input, wanted, limit, &first);
+        if (run == 0 || count == most) {
+            fq_input_free(input, out, count);
+            return 0;
+        }
+        out[count].offset = fq_input_offset(first);
+        out[count].length = fq_input_take_run(input, first, run, bytes - taken);
+        taken += out[count++].length;
+    }
+    return count;
+}
+
+static inline void fq_input_free_block(fq_input *input, uint32_t block, uint32_t first, uint32_t smalls) {
+    input->small_free[block] |= fq_small_mask(first, smalls);
+    input->used_bytes -= (uint64_t)smalls * FQ_SMALL;
+    if (input->small_free[block] != ~0ull) return;
+    input->states[block] = FQ_WHOLE_FREE;
+    input->free_blocks++;
+}
+
+/* Gives back extents as fq_input_alloc wrote them. */
+static inline void fq_input_free(fq_input *input, const fq_extent *extents, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t at = extents[i].offset - FQ_LARGE, end = at + extents[i].length;
+        while (at < end) {
+            uint32_t block = (uint32_t)(at / FQ_LARGE), first = (uint32_t)(at % FQ_LARGE / FQ_SMALL);
+            uint32_t smalls = FQ_SMALLS - first;
+            if ((end - at) / FQ_SMALL < smalls) smalls = (uint32_t)((end - at) / FQ_SMALL);
+            fq_input_free_block(input, block, first, smalls);
+            at += (uint64_t)smalls * FQ_SMALL;
+        }
+    }
+}
+
+/* The number of the broken invariant, 0 when all hold. */
+static inline int fq_input_check(const fq_input *input) {
+    uint32_t free_blocks = 0;
+    uint64_t used = 0;
+    for (uint32_t block = 0; block < input->blocks; block++) {
+        uint32_t smalls = (uint32_t)__builtin_popcountll(input->small_free[block]);
+        if (input->states[block] == FQ_WHOLE_FREE) free_blocks++;
+        if (input->states[block] == FQ_WHOLE_USED && smalls != 0) return 1;
+        if (input->states[block] == FQ_BROKEN && smalls == FQ_SMALLS) return 2;
+        if (input->states[block] != FQ_WHOLE_FREE) used += (uint64_t)(FQ_SMALLS - smalls) * FQ_SMALL;
+    }
+    if (free_blocks != input->free_blocks) return 3;
+    return used == input->used_bytes ? 0 : 4;
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* fq_worker.h: the worker's state. All of it is private memory of the worker process, under one lock.
+ *
+ *   fq_former     the monitor: lock, output arena, and
+ *     lanes[]     fq_attached: a lane's worker end, the input arena behind it, a record per slot
+ *     models[]    fq_model: policy, signature, measured times, the queues of what waits
+ *     queues[]    fq_queue: waiting requests of one model and one batch key, oldest first
+ *     streams[]   fq_stream: two launch slots each, an fq_batch in each
+ *
+ * What launchers do with a batch (fq_batch.h) reads its parts and their requests without the lock: from FQ_BATCH_LAUNCHED
+ * until it is done they belong to the launcher, and nobody else writes them.
+ */
+#ifndef FQ_WORKER_H
+#define FQ_WORKER_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "fq_output.h"
+#include "fq_policy.h"
+#include "fq_request.h"
+
+enum {
+    FQ_MAX_LANES = 64,
+    FQ_MAX_STREAMS = 64,
+    FQ_MAX_QUEUES = 1024, /* different shapes that wait at one time */
+    FQ_MAX_PARTS = 1024,  /* of one batch */
+    FQ_BUCKETS = 33,      /* of batch size, by powers of two */
+    FQ_LAUNCH_SLOTS = 2
+};
+
+/* gRPC status codes that the queue itself gives. */
+enum { FQ_OK = 0, FQ_CANCELLED = 1, FQ_DEADLINE = 4, FQ_NOT_FOUND = 5, FQ_EXHAUSTED = 8, FQ_INTERNAL = 13, FQ_UNAVAILABLE = 14 };
+
+typedef struct fq_queue {
+    fq_request *head;
+    fq_request *tail;
+    struct fq_queue *next; /* of the same model; or in the free list */
+    struct fq_model *model;
+} fq_queue;
+
+typedef struct fq_model {
+    uint32_t id; /* 0: unused */
+    uint32_t group;
+    uint32_t max_streams;
+    uint32_t outputs;
+    fq_policy policy;
+    fq_signature signature;
+    int64_t output_row_bytes[FQ_MAX_TENSORS]; /* -1: known only after the run */
+    fq_queue *queues;
+    uint32_t waiting; /* requests */
+    uint32_t running; /* batches closed and not done */
+    int64_t predicted_ns[FQ_BUCKETS];
+    fq_share share;
+    fq_model_stats *stats;
+} fq_model;
+
+typedef struct fq_part {
+    fq_request *request;
+    uint32_t row; /* its first row within the request */
+    uint32_t rows;
+} fq_part;
+
+enum fq_batch_state { FQ_BATCH_FREE, FQ_BATCH_CLOSED, FQ_BATCH_LAUNCHED };
+
+typedef struct fq_batch {
+    struct fq_former *former;
+    struct fq_stream *stream;
+    fq_model *model;
+    int state;
+    int reason;
+    uint64_t number;
+    uint32_t rows;
+    uint32_t part_count;
+    int64_t closed_ns;
+    int64_t launched_ns;
+    int64_t input_ns;   /* when the inputs were in place */
+    int64_t compute_ns; /* when the outputs were computed */
+    fq_extent block;    /* of the output arena; length 0: none */
+    uint64_t answers;   /* where the answers start in it */
+    int reserved;
+    uint64_t output_at[FQ_MAX_TENSORS]; /* offset of each output of the whole batch */
+    uint64_t row_bytes[FQ_MAX_TENSORS];
+    fq_part parts[FQ_MAX_PARTS];
+} fq_batch;
+
+typedef struct fq_stream {
+    int used;
+    uint32_t group;
+    uint32_t first; /* launch slot of the older batch */
+    uint32_t count; /* batches closed or launched */
+    pthread_cond_t ready;
+    fq_batch slots[FQ_LAUNCH_SLOTS];
+} fq_stream;
+
+typedef struct fq_attached {
+    int used;
+    int dead;             /* the front end is gone: nothing more is posted */
+    uint32_t outstanding; /* requests that are not FQ_IDLE */
+    int posted;           /* completions since the front bell was rung last */
+    int eventfd;
+    const unsigned char *arena;
+    uint64_t arena_bytes;
+    fq_request *requests; /* by slot */
+    fq_extent *answers;   /* by slot: delivered and not released, length 0: none */
+    fq_worker_lane end;
+} fq_attached;
+
+typedef struct fq_former {
+    pthread_mutex_t lock;
+    pthread_cond_t memory;  /* output memory was given back */
+    pthread_cond_t drained; /* a request of a dead lane, or a batch of a removed model, ended */
+    fq_worker_page *page;
+    unsigned char *output_base;
+    fq_output output;
+    uint64_t joins_bytes;     /* output memory held by joins: at most half of the arena */
+    uint32_t memory_waiters;
+    int closing;
+    int64_t fixed_ns;         /* a test's clock; -1: CLOCK_MONOTONIC */
+    int64_t sleep_until_ns;   /* what the former thread sleeps for; FQ_NEVER also while it is awake */
+    int64_t next_deadline_ns; /* no deadline of a waiting request is earlier */
+    uint64_t batch_count;
+    uint32_t turn;
+    fq_queue *free_queues;
+    fq_attached lanes[FQ_MAX_LANES];
+    fq_model models[FQ_MAX_MODELS];
+    fq_stream streams[FQ_MAX_STREAMS];
+    fq_queue queues[FQ_MAX_QUEUES];
+} fq_former;
+
+static inline int64_t fq_now(const fq_former *f) {
+    struct timespec t;
+    if (f->fixed_ns >= 0) return f->fixed_ns;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+#endif
