@@ -27,7 +27,7 @@ t0 t1 t2 t3 t4: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/python -P -m mypy --config-file $(ROOT)/pyproject.toml -p service -p fastqueue
-	cd $(VENV) && bin/lint-imports --config $(ROOT)/pyproject.toml --no-cache
+	cd $(VENV) && bin/lint-imports --no-cache $(ROOT)/pyproject.toml
 
 $(VENV)/.ready-demo: $(SOURCES)
 	.ci/setup $(VENV) demo

@@ -18,7 +18,7 @@ from setuptools.command.build_py import build_py
 
 INCLUDES = ["fastqueue/include", "service/codec", "service/frontend"]
 EXTENSIONS = {  # the Cython file: the C files that are compiled into the same module
-    "fastqueue/_core.pyx": [],
+    **{pyx: [] for pyx in sorted(glob("fastqueue/*.pyx"))},
     "service/codec/_codec.pyx": ["service/codec/*.c"],
     "service/frontend/_dispatch.pyx": ["service/codec/*.c", "service/frontend/dispatch*.c"],
 }
@@ -27,7 +27,7 @@ EXTENSIONS = {  # the Cython file: the C files that are compiled into the same m
 def compiler_flags() -> tuple[list[str], list[str]]:
     on = [name for name in ("DEBUG", "SANITIZE", "WERROR") if os.getenv(f"FQ_{name}", "0") not in ("", "0")]
     sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if "SANITIZE" in on else []
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Og" if "DEBUG" in on else "-O2", "-g", *sanitize]
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Og" if "DEBUG" in on else "-O2", "-g", *sanitize]
     flags += ["-DFQ_DEBUG=1", "-UNDEBUG"] if "DEBUG" in on else []
     return flags + (["-Werror"] if "WERROR" in on else []), sanitize
 
