@@ -232,7 +232,7 @@ class AsyncChannel:
             try:
                 return self._sock.sendmsg([frame], _rights(fds), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                await _ready(loop.add_writer, loop.remove_writer, self._sock.fileno())
+                await wait_ready(loop.add_writer, loop.remove_writer, self._sock.fileno())
 
     async def receive(self) -> Message | None:
         """The next message, or None when the peer is gone or the channel was closed."""
@@ -241,7 +241,7 @@ class AsyncChannel:
             try:
                 data, fds = _receive_some(self._sock)
             except BlockingIOError:
-                await _ready(loop.add_reader, loop.remove_reader, self._sock.fileno())
+                await wait_ready(loop.add_reader, loop.remove_reader, self._sock.fileno())
                 continue
             self._decoder.feed(data, fds)
             if not data:
@@ -254,8 +254,8 @@ class AsyncChannel:
         self._sock.close()
 
 
-async def _ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
-    """Waits until the loop finds `fd` ready."""
+async def wait_ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
+    """Waits until the loop finds `fd` ready, by its `add_reader` and `remove_reader` or the writer's pair."""
     waiter = asyncio.get_running_loop().create_future()
 
     def wake() -> None:

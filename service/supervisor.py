@@ -1,0 +1,302 @@
+"""The process behind `headrace serve`: starts the others, restarts what dies, drains, gives the exit code.
+
+    supervisor --control--> front end       starting --ready--> serving --SIGTERM--> draining --> exit 0
+               --control--> worker 0           |                                        |
+    front end <----link---> worker 0           +--a child cannot start--> exit 2        +--2nd signal--> exit
+
+What is said on a control socket (`service.control`), in the order of a life:
+
+    to a child      configure {config, worker}          first, always
+                    link {worker} + [socket]            one end of a new link; the other child gets the other
+                    drain {}                            front end: refuse what is new, finish what is accepted
+    from the worker     loaded {models}                 its models are in memory
+    from the front end  listening {grpc_port, metrics_port}
+                        ready {models} | not_ready {}   as the truth changes
+                        drained {unfinished}            its last word
+    from either     failed {message}                    it cannot start, and why; it then exits
+
+A link belongs to one incarnation of the front end and one of the worker. Whenever one of the two is started
+anew, both get the ends of a new socket pair, and each has seen the death of its peer as the end of file of
+the old one. The supervisor keeps no end: nobody but the peers holds a link open.
+
+A child that dies is started again: at once the first time, then after a delay that doubles up to
+BACKOFF_MAX_S and is forgotten after BACKOFF_FORGET_S without a death. Before the service has been ready
+once, a child that says `failed` or dies ends the service with exit code 2 instead: trying again would only
+hide the reason.
+
+Everything that happens (a message, a death, a signal, a timer) becomes one entry of one queue, handled in
+order by one task: there is no other concurrency here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from service.config import ServeConfig
+from service.control import Message, ProtocolError, socket_pair
+from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, ConfigError
+from service.process import Child, python_module
+
+FRONTEND = "front end"
+WORKER = "worker 0"
+COMMANDS: Mapping[str, Sequence[str]] = {
+    FRONTEND: python_module("service.frontend"),
+    WORKER: python_module("service.worker"),
+}
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 10.0
+BACKOFF_FORGET_S = 30.0
+DRAIN_GRACE_S = 5.0  # what a front end may take beyond the drain time-out to say so
+
+Event = Callable[[], Awaitable[None]]
+
+
+def serve(config: ServeConfig) -> int:
+    """Runs the service until it is told to end; returns the exit code. Call it in the main thread."""
+    try:
+        config.check()
+    except ConfigError as error:
+        for fault in error.faults:
+            say(fault)
+        return EXIT_BAD_START
+    return asyncio.run(Supervisor(config).run())
+
+
+def say(text: str) -> None:
+    """One line for the person who started the service."""
+    print(f"headrace: {text}", file=sys.stderr, flush=True)
+
+
+class Backoff:
+    """How long to wait before the next start of one child."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._last_death_s = 0.0
+
+    def after_death(self, now_s: float) -> float:
+        """Seconds from now to the next start. `now_s` never decreases."""
+        if now_s - self._last_death_s > BACKOFF_FORGET_S:
+            self._deaths = 0
+        self._last_death_s = now_s
+        self._deaths += 1
+        if self._deaths == 1:
+            return 0.0
+        return float(min(BACKOFF_FIRST_S * 2 ** min(self._deaths - 2, 16), BACKOFF_MAX_S))
+
+
+@dataclass
+class Role:
+    """A place that one child at a time fills."""
+
+    name: str
+    command: Sequence[str]
+    backoff: Backoff
+    child: Child | None = None
+
+
+class Supervisor:
+    """One service. `run` is its whole life."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        commands: Mapping[str, Sequence[str]] = COMMANDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._roles = {name: Role(name, command, Backoff()) for name, command in commands.items()}
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exit_code: int | None = None
+        self._was_ready = False
+        self._draining = False
+
+    async def run(self) -> int:
+        """Starts the children and handles events until there is an exit code; leaves no child behind."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._post, self._on_signal, signum)
+        try:
+            for role in self._roles.values():
+                await self._start(role)
+            while self._exit_code is None:
+                event = await self._events.get()
+                await event()
+            return self._exit_code
+        finally:
+            await self._end_children()
+
+    def _post(self, handler: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        self._events.put_nowait(partial(handler, *arguments))
+
+    # Children: start, listen, bury.
+
+    async def _start(self, role: Role) -> None:
+        if self._exit_code is not None or self._draining:
+            return
+        child = role.child = Child(role.command)
+        task = asyncio.create_task(self._listen(role, child))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await child.channel.send("configure", {"config": self._config.to_json(), "worker": 0})
+        await self._make_link()
+
+    async def _make_link(self) -> None:
+        ends = [role.child for role in self._roles.values() if role.child is not None]
+        if len(ends) < 2:
+            return
+        sockets = socket_pair()
+        for child, sock in zip(ends, sockets, strict=True):
+            await child.channel.send("link", {"worker": 0}, [sock.fileno()])
+            sock.close()
+
+    async def _listen(self, role: Role, child: Child) -> None:
+        """Turns what a child says into events, and the end of its control socket into its end."""
+        try:
+            while (message := await child.channel.receive()) is not None:
+                self._post(self._on_message, role, message)
+        except ProtocolError as error:
+            say(f"the {role.name} (process {child.pid}) made no sense and is restarted: {error}")
+        child.kill()
+        how = await child.wait()
+        child.channel.close()
+        self._post(self._on_death, role, child, how)
+
+    async def _on_death(self, role: Role, child: Child, how: str) -> None:
+        role.child = None
+        if self._draining:
+            if role.name == FRONTEND:
+                self._finish(EXIT_FAILED, f"the front end ended with {how} before it had drained")
+            return
+        if not self._was_ready:
+            self._finish(EXIT_BAD_START, f"the {role.name} ended with {how} while starting")
+            return
+        delay_s = role.backoff.after_death(self._clock())
+        when = f"in {delay_s:g} s" if delay_s else "at once"
+        say(f"the {role.name} (process {child.pid}) ended with {how}; it is started again {when}")
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._post, self._start, role)
+        else:
+            await self._start(role)
+
+    async def _end_children(self) -> None:
+        """Kills what is left. Whatever deserved to finish has finished before."""
+        for role in self._roles.values():
+            if role.child is not None:
+                role.child.kill()
+        await asyncio.gather(*self._tasks)
+
+    # What children say.
+
+    async def _on_message(self, role: Role, message: Message) -> None:
+        handler = self._handlers().get(message.kind)
+        if handler is None:
+            say(f"the {role.name} said '{message.kind}', which nobody here understands")
+        else:
+            await handler(role, message.body)
+
+    def _handlers(self) -> dict[str, Callable[[Role, dict[str, Any]], Awaitable[None]]]:
+        return {
+            "failed": self._on_failed,
+            "loaded": self._on_loaded,
+            "listening": self._on_listening,
+            "ready": self._on_ready,
+            "not_ready": self._on_not_ready,
+            "drained": self._on_drained,
+        }
+
+    async def _on_failed(self, role: Role, body: dict[str, Any]) -> None:
+        if self._was_ready:
+            say(f"the {role.name} cannot start again yet: {body['message']}")
+        else:
+            self._finish(EXIT_BAD_START, body["message"])
+
+    async def _on_loaded(self, role: Role, body: dict[str, Any]) -> None:
+        for line in body.get("notes", []):
+            say(line)
+
+    async def _on_listening(self, role: Role, body: dict[str, Any]) -> None:
+        # A front end that is started again must be found where the first one was.
+        self._config = replace(self._config, grpc_port=body["grpc_port"], metrics_port=body["metrics_port"])
+
+    async def _on_ready(self, role: Role, body: dict[str, Any]) -> None:
+        if self._was_ready:
+            say("ready again")
+            return
+        self._was_ready = True
+        with contextlib.suppress(OSError):  # nobody reads our standard output: no reason not to serve
+            print(ready_line(self._config, body["models"], body["devices"]), flush=True)
+        tell_ready_fd(self._config, body["models"])
+
+    async def _on_not_ready(self, role: Role, body: dict[str, Any]) -> None:
+        if not self._draining:
+            say("not ready")
+
+    async def _on_drained(self, role: Role, body: dict[str, Any]) -> None:
+        unfinished = body["unfinished"]
+        if unfinished:
+            took = f"{self._config.drain_timeout_s:g} s"
+            self._finish(EXIT_FAILED, f"{unfinished} requests had not finished {took} after the signal")
+        else:
+            self._finish(EXIT_OK)
+
+    # The end.
+
+    async def _on_signal(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        frontend = self._roles[FRONTEND].child
+        if self._draining:
+            self._finish(128 + signum, f"second signal ({name}): ending at once")
+        elif not self._was_ready or frontend is None:
+            self._finish(EXIT_OK)
+        else:
+            self._draining = True
+            say(f"{name}: finishing accepted requests, for at most {self._config.drain_timeout_s:g} s")
+            await frontend.channel.send("drain")
+            limit_s = self._config.drain_timeout_s + DRAIN_GRACE_S
+            asyncio.get_running_loop().call_later(limit_s, self._post, self._on_drain_overrun)
+
+    async def _on_drain_overrun(self) -> None:
+        self._finish(EXIT_FAILED, "the front end did not finish draining")
+
+    def _finish(self, exit_code: int, text: str = "") -> None:
+        if self._exit_code is None:
+            self._exit_code = exit_code
+            if text:
+                say(text)
+
+
+def ready_line(config: ServeConfig, models: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> str:
+    """The one line a person waits for. `models` are {name, version, max_batch_size}."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    named = ", ".join(f"{m['name']} (max_batch_size {m['max_batch_size']})" for m in models)
+    return (
+        f"headrace ready: grpc {host}:{config.grpc_port}, "
+        f"metrics http://{host}:{config.metrics_port}/metrics, models {named}, "
+        f"front end {config.frontend}, devices {', '.join(devices)}"
+    )
+
+
+def tell_ready_fd(config: ServeConfig, models: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the JSON line that scripts wait for, and closes the descriptor."""
+    if config.ready_fd is None:
+        return
+    ports = {"grpc_port": config.grpc_port, "metrics_port": config.metrics_port}
+    line = json.dumps({**ports, "models": list(models)}) + "\n"
+    try:
+        with os.fdopen(config.ready_fd, "w") as file:
+            file.write(line)
+    except OSError as error:
+        say(f"--ready-fd {config.ready_fd}: {error.strerror}")
