@@ -1,0 +1,1 @@
+"""Load generation for ``headrace bench`` and ``benchmarks/``: clock, loops, senders, and the arithmetic."""

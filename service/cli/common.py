@@ -1,0 +1,108 @@
+"""What the subcommands share: the --url flag, tables, and how a failure ends.
+
+Output is for people at a terminal and for pipes alike: in a pipe there are no colours and no boxes, columns
+are aligned with blanks, and no line is cut to a width that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+P = ParamSpec("P")
+
+Url = Annotated[
+    str,
+    typer.Option("--url", "-u", metavar="HOST:PORT", help="The server's gRPC address.", show_default=True),
+]
+ModelVersion = Annotated[
+    str, typer.Option("--model-version", help="A version of the model; the newest if left out.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Deadline of each call.")
+]
+DEFAULT_URL = "localhost:8001"
+
+
+def examples(*lines: str) -> str:
+    """An epilog for --help: one example a line. typer joins lines unless a blank one is between them."""
+    return "\n\n".join(["[bold]Examples[/bold]", *(escape(line) for line in lines)])
+
+
+def console() -> Console:
+    """Where results go. Made anew each time: tests replace sys.stdout."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def fail(text: str, code: int = 1) -> NoReturn:
+    """Ends the command with one sentence on standard error."""
+    print(f"headrace: {text}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def talks_to_server(command: Callable[P, None]) -> Callable[P, None]:
+    """Makes a ClientError of the command a sentence with what to do, and exit code 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        from service.client import ClientError, Unreachable
+
+        try:
+            command(*args, **kwargs)
+        except Unreachable as error:
+            fail(
+                f"{error}. Start a server with 'headrace serve MODEL.onnx', "
+                "or say where there is one with --url HOST:PORT."
+            )
+        except ClientError as error:
+            fail(str(error))
+
+    return wrapped
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, whether it is aligned right, and its style at a terminal."""
+
+    name: str
+    right: bool = False
+    style: str = ""
+
+
+def print_table(
+    out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str = ""
+) -> None:
+    """A table: with lines at a terminal, plain and uncut in a pipe."""
+    if not out.is_terminal:
+        for line in plain_table(columns, rows):
+            print(line, file=out.file)
+        return
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, style=column.style or None, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    out.print(table, soft_wrap=False)
+
+
+def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table without decoration; the last column is not padded."""
+    names = [column.name for column in columns]
+    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(columns))]
+    lines = []
+    for row in [names, *rows]:
+        cells = [
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

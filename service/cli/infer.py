@@ -1,0 +1,126 @@
+"""``headrace infer``: one request from a file, and its answer for a person, a script or numpy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.common import (
+    DEFAULT_URL,
+    ModelVersion,
+    Timeout,
+    Url,
+    console,
+    examples,
+    fail,
+    talks_to_server,
+)
+
+if TYPE_CHECKING:
+    from service.client import Client, InferResult, ModelInfo
+
+EPILOG = examples(
+    "headrace infer resnet50 image.npy                   # the one input, with or without its batch axis",
+    "headrace infer bert tokens.npz -o answer.npz        # inputs by name; the answer as arrays",
+    'headrace infer affine input.json --json             # {"x": [[1, 2], [3, 4]]} in, JSON out',
+    "headrace infer decoder frame.raw                    # any file: its bytes are the one input",
+)
+
+
+@talks_to_server
+def infer(
+    model: Annotated[str, typer.Argument(help="A model of the server; 'headrace models' lists them.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT", help=".npy, .npz, .json, or any file as raw bytes.", exists=True, dir_okay=False
+        ),
+    ],
+    url: Url = DEFAULT_URL,
+    model_version: ModelVersion = "",
+    input_name: Annotated[
+        str | None,
+        typer.Option("--input", metavar="NAME", help="Which input a nameless array or raw file is for."),
+    ] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME", help="Ask for this output only; may be repeated."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("-o", "--save", metavar="FILE.npz", help="Write the outputs there, by name."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Send one request and print its outputs."""
+    from service.client import Client
+    from service.client.inputs import load_inputs
+
+    with Client(url, timeout_s=timeout) as client:
+        info = client.model_metadata(model, model_version)
+        inputs = load_inputs(file, info, _batched(client, info, model_version), input_name)
+        result = client.infer(model, inputs, version=model_version, outputs=output or ())
+    if save is not None:
+        _save(result, save)
+    if as_json:
+        typer.echo(json.dumps(as_protocol_json(result)))
+    else:
+        _print(result)
+
+
+def _batched(client: Client, info: ModelInfo, version: str) -> bool:
+    from service.client import RpcFailed
+    from service.client.inputs import looks_batched
+
+    try:
+        return client.model_config(info.name, version).max_batch_size > 0
+    except RpcFailed as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        return looks_batched(info)
+
+
+def _save(result: InferResult, path: Path) -> None:
+    import numpy as np
+
+    try:
+        with open(path, "wb") as file:  # savez would add a suffix to a path of its own
+            np.savez(file, **result.outputs)  # type: ignore[arg-type]
+    except OSError as error:
+        fail(f"cannot write '{path}': {error.strerror}")
+
+
+def as_protocol_json(result: InferResult) -> dict[str, Any]:
+    """The answer in the protocol's JSON form: data is flat, in row-major order."""
+    from service.client.tensors import datatype_of
+
+    return {
+        "model_name": result.model_name,
+        "model_version": result.model_version,
+        "id": result.id,
+        "outputs": [
+            {
+                "name": name,
+                "datatype": datatype_of(name, a),
+                "shape": list(a.shape),
+                "data": a.ravel().tolist(),
+            }
+            for name, a in result.outputs.items()
+        ],
+    }
+
+
+def _print(result: InferResult) -> None:
+    import numpy as np
+
+    from service.client.tensors import datatype_of
+
+    out = console()
+    for name, array in result.outputs.items():
+        out.print(f"{name}  {datatype_of(name, array)}  {list(array.shape)}", style="bold", markup=False)
+        text = np.array2string(array, threshold=64, edgeitems=4, max_line_width=100, precision=6)
+        out.print(text, markup=False)

@@ -1,0 +1,139 @@
+"""``headrace models``: what a server serves, and in which state.
+
+There are two ways to ask. RepositoryIndex knows every model, also those not loaded, with its state; servers
+that do not have it (Headrace so far) still list what is loaded through ModelStatistics without a name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import DEFAULT_URL, Column, Url, console, examples, print_table, talks_to_server
+
+if TYPE_CHECKING:
+    from service.client import Client, TensorInfo
+
+EPILOG = examples(
+    "headrace models                          # everything at localhost:8001",
+    "headrace models resnet50 --url gpu1:8001 # one model of another machine",
+    "headrace models --json | jq '.[].name'",
+)
+
+READY = "READY"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One version of one model. Tensors are "name DATATYPE [shape]"; ``max_batch`` None: it does not say."""
+
+    model: str
+    version: str
+    state: str
+    platform: str = ""
+    max_batch: int | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@talks_to_server
+def models(
+    name: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.", show_default=False)] = "",
+    url: Url = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
+) -> None:
+    """List the models of a server: versions, state, inputs and outputs."""
+    from service.client import Client
+
+    with Client(url) as client:
+        rows = [_describe(client, row) for row in _listed(client, name)]
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    elif rows:
+        _print(rows)
+    else:
+        console().print(f"The server at {url} has no models loaded.", markup=False)
+
+
+def _listed(client: Client, name: str) -> list[Row]:
+    """Names, versions and states. Raises ClientError, also for a name that does not exist."""
+    from service.client import ClientError, RpcFailed
+
+    if name:
+        return [Row(name, version, "") for version in client.model_metadata(name).versions]
+    try:
+        return [
+            Row(i.name, i.version, i.state or "UNLOADED", reason=i.reason) for i in client.repository_index()
+        ]
+    except RpcFailed as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+    try:
+        return [Row(entry.name, entry.version, "") for entry in client.model_statistics()]
+    except RpcFailed as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+    raise ClientError("this server cannot list its models; name one: headrace models MODEL")
+
+
+def _describe(client: Client, row: Row) -> Row:
+    """Fills in what only the model itself tells; a model that is not ready tells nothing."""
+    state = row.state
+    if not state:
+        state = READY if client.model_ready(row.model, row.version) else "UNAVAILABLE"
+    if state != READY:
+        return Row(row.model, row.version, state, reason=row.reason)
+    info = client.model_metadata(row.model, row.version)
+    return Row(
+        model=row.model,
+        version=row.version,
+        state=state,
+        platform=info.platform,
+        max_batch=_max_batch(client, row),
+        inputs=tuple(_tensor(tensor) for tensor in info.inputs),
+        outputs=tuple(_tensor(tensor) for tensor in info.outputs),
+    )
+
+
+def _max_batch(client: Client, row: Row) -> int | None:
+    from service.client import RpcFailed
+
+    try:
+        return client.model_config(row.model, row.version).max_batch_size
+    except RpcFailed as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        return None
+
+
+def _tensor(tensor: TensorInfo) -> str:
+    return f"{tensor.name} {tensor.datatype} [{', '.join(map(str, tensor.shape))}]"
+
+
+def _print(rows: list[Row]) -> None:
+    columns = [
+        Column("model", style="bold"),
+        Column("version"),
+        Column("state"),
+        Column("platform"),
+        Column("max batch", right=True),
+        Column("inputs"),
+        Column("outputs"),
+    ]
+    cells = [
+        [
+            row.model,
+            row.version,
+            f"{row.state} ({row.reason})" if row.reason else row.state,
+            row.platform,
+            "?" if row.max_batch is None and row.state == READY else str(row.max_batch or "-"),
+            "; ".join(row.inputs),
+            "; ".join(row.outputs),
+        ]
+        for row in rows
+    ]
+    print_table(console(), columns, cells)

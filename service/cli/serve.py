@@ -1,0 +1,107 @@
+"""``headrace serve``: flags to a ServeConfig, then the supervisor runs until it is told to end."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from typing import Annotated
+
+import typer
+
+from service.cli.common import examples
+
+EPILOG = examples(
+    "headrace serve model.onnx                       # gRPC on 127.0.0.1:8001, metrics on 8002",
+    "headrace serve model.onnx --max-batch-size 8    # never more than 8 rows at once",
+    "headrace serve a.onnx b.onnx --host 0.0.0.0     # two models, for other machines too",
+    "headrace serve model.onnx --grpc-port 0 --ready-fd 3 3>ready.json    # a free port: see ready.json",
+    "kill -TERM PID                                  # finishes what was accepted, then ends",
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(
+    model: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL.onnx...", help="Model files, each named by its stem, version 1."),
+    ],
+    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC service; 0 takes a free one.")] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 takes a free one.")
+    ] = 8002,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Rows of a batch at most; 0 turns batching off. Left out: 32 where the model can batch.",
+            show_default=False,
+        ),
+    ] = None,
+    max_batch_wait_us: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="How long a free engine may be kept waiting for a fuller batch, in microseconds.",
+        ),
+    ] = 0,
+    instances: Annotated[
+        int, typer.Option(metavar="N", help="Batches of a model that may execute at once.")
+    ] = 1,
+    server_name: Annotated[str, typer.Option(help="What ServerMetadata calls this server.")] = "headrace",
+    frontend: Annotated[str, typer.Option(help="Which front end listens.")] = "grpcio",
+    arena_mb: Annotated[int, typer.Option(metavar="MB", help="Memory for requests on their way in.")] = 256,
+    output_arena_mb: Annotated[
+        int, typer.Option(metavar="MB", help="Memory for answers on their way out.")
+    ] = 256,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
+    ] = 30.0,
+    ready_fd: Annotated[
+        int | None,
+        typer.Option(
+            metavar="FD",
+            help="Descriptor that gets one line of JSON (ports, models) once ready.",
+            show_default=False,
+        ),
+    ] = None,
+    end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+) -> None:
+    """Serve models over gRPC (Open Inference Protocol v2, as Triton's clients speak it).
+
+    Prints one line when ready. SIGTERM or Ctrl-C finishes accepted requests and ends with exit code 0. What
+    cannot start (a busy port, a file that is no model, a wrong flag) is said in full and ends with exit
+    code 2.
+    """
+    from service.config import ServeConfig
+    from service.supervisor import serve as run_service
+
+    if end_with_parent:
+        _end_with_parent()
+    config = ServeConfig(
+        model_paths=tuple(model),
+        host=host,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        max_batch_size=max_batch_size,
+        max_batch_wait_us=max_batch_wait_us,
+        instances=instances,
+        server_name=server_name,
+        drain_timeout_s=drain_timeout,
+        arena_mb=arena_mb,
+        output_arena_mb=output_arena_mb,
+        frontend=frontend,
+        ready_fd=ready_fd,
+    )
+    raise typer.Exit(run_service(config))
+
+
+def _end_with_parent() -> None:
+    """Has the kernel send SIGTERM when whoever started us is gone: a killed script leaves no server."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

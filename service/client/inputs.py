@@ -1,0 +1,185 @@
+"""A model's inputs from a file, or made up for a load test.
+
+What a file may be: ``.npy`` (one array), ``.npz`` (arrays by input name), ``.json`` (a nested list, an
+object of nested lists by input name, or the ``{"inputs": [...]}`` of the protocol's JSON form), and
+anything else, whose bytes become the one input when their number fits its shape.
+
+An array that lacks the batch axis gets one of length 1. Numbers are converted where no value can change its
+meaning (float64 to FP32, integers that fit); everything else is the server's to judge, which has the better
+messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.client.errors import ClientError, InvalidTensor
+from service.client.tensors import Array, ModelInfo, TensorInfo, numpy_dtype
+
+
+def load_inputs(path: Path, model: ModelInfo, batched: bool, only: str | None = None) -> dict[str, Array]:
+    """Reads the inputs for one request from a file. ``only`` names the input that a nameless array is for.
+
+    Raises ClientError for a file that cannot be read or does not fit.
+    """
+    try:
+        if path.suffix == ".npy":
+            found: Mapping[str, Any] = {_single(model, only).name: np.load(path, allow_pickle=False)}
+        elif path.suffix == ".npz":
+            found = _from_npz(path, model, only)
+        elif path.suffix == ".json":
+            found = _from_json(json.loads(path.read_text()), model, only)
+        else:
+            tensor = _single(model, only)
+            return {tensor.name: _from_bytes(path.name, path.read_bytes(), tensor)}
+    except (OSError, ValueError, EOFError) as error:
+        raise ClientError(f"cannot read inputs from '{path}': {error}") from None
+    return _fitted(found, model, batched)
+
+
+def random_inputs(
+    model: ModelInfo, batched: bool, rows: int, shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> dict[str, Array]:
+    """Made-up inputs of ``rows`` rows: floats in [0, 1), and 0 or 1 for integers, which are often indices.
+
+    ``shapes`` gives the sizes of inputs that have dynamic ones, without the batch axis. Raises ClientError
+    where a size is missing or contradicts the model.
+    """
+    source = np.random.default_rng(seed)
+    unknown = set(shapes) - {tensor.name for tensor in model.inputs}
+    if unknown:
+        raise ClientError(f"--shape names {sorted(unknown)}, but the inputs are {_names(model)}")
+    made = {}
+    for tensor in model.inputs:
+        shape = _concrete_shape(tensor, batched, rows, shapes.get(tensor.name))
+        dtype = tensor.dtype()
+        values = source.random(shape) if dtype.kind == "f" else source.integers(0, 2, shape)
+        made[tensor.name] = np.asarray(values).astype(dtype)
+    return made
+
+
+def looks_batched(model: ModelInfo) -> bool:
+    """A guess for servers without ModelConfig: every input has a first axis, and it is dynamic."""
+    return bool(model.inputs) and all(tensor.shape[:1] == (-1,) for tensor in model.inputs)
+
+
+def _concrete_shape(
+    tensor: TensorInfo, batched: bool, rows: int, given: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    dims = tensor.shape[1:] if batched else tensor.shape
+    sizes = dims if given is None else given
+    fits = len(sizes) == len(dims) and all(d in (-1, s) for s, d in zip(sizes, dims, strict=True))
+    if not fits:
+        raise ClientError(f"--shape {tensor.name} gives {list(sizes)}, the model has {list(dims)}")
+    if any(size < 0 for size in sizes):
+        example = ",".join(str(size) if size >= 0 else "8" for size in sizes)
+        raise ClientError(
+            f"input '{tensor.name}' has dynamic sizes {list(dims)}; say which, for example "
+            f"--shape {tensor.name}:{example}"
+        )
+    return (rows, *sizes) if batched else tuple(sizes)
+
+
+def _names(model: ModelInfo) -> str:
+    return ", ".join(f"'{tensor.name}'" for tensor in model.inputs)
+
+
+def _single(model: ModelInfo, only: str | None) -> TensorInfo:
+    """The input that an array without a name is for."""
+    if only is None and len(model.inputs) == 1:
+        return model.inputs[0]
+    if only is None:
+        raise ClientError(
+            f"model '{model.name}' has inputs {_names(model)}; give them by name (.npz or .json), "
+            "or say which this file is for with --input NAME"
+        )
+    for tensor in model.inputs:
+        if tensor.name == only:
+            return tensor
+    raise ClientError(f"model '{model.name}' has no input '{only}'; its inputs are {_names(model)}")
+
+
+def _from_npz(path: Path, model: ModelInfo, only: str | None) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    if list(arrays) == ["arr_0"]:  # numpy.savez(file, array): nameless
+        return {_single(model, only).name: arrays["arr_0"]}
+    return arrays
+
+
+def _from_json(value: Any, model: ModelInfo, only: str | None) -> dict[str, Any]:
+    if isinstance(value, dict) and isinstance(value.get("inputs"), list):
+        return {entry["name"]: _from_json_tensor(entry) for entry in value["inputs"]}
+    if isinstance(value, dict):
+        return {name: np.asarray(data) for name, data in value.items()}
+    return {_single(model, only).name: np.asarray(value)}
+
+
+def _from_json_tensor(entry: Any) -> Array:
+    try:
+        dtype = numpy_dtype(entry["name"], entry["datatype"])
+        return np.asarray(entry["data"], dtype=dtype).reshape(entry["shape"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an entry of 'inputs' needs name, datatype, shape and data: {error!r}") from None
+
+
+def _from_bytes(file_name: str, data: bytes, tensor: TensorInfo) -> Array:
+    dtype = tensor.dtype()
+    fixed = [size for size in tensor.shape if size >= 0]
+    unit = int(np.prod(fixed, dtype=np.int64)) * dtype.itemsize
+    dynamic = len(tensor.shape) - len(fixed)
+    count = len(data) // unit if unit else 0
+    fits = unit > 0 and len(data) == count * unit and (count == 1 if dynamic == 0 else count > 0)
+    if dynamic > 1 or not fits:
+        wanted = f"exactly {unit}" if dynamic == 0 else f"a multiple of {unit}"
+        reason = (
+            "several dynamic sizes, so bytes alone do not say which" if dynamic > 1 else f"{wanted} bytes"
+        )
+        raise InvalidTensor(
+            f"'{file_name}' has {len(data)} bytes; input '{tensor.name}' {tensor.datatype}"
+            f"{list(tensor.shape)} takes {reason}. Use a .npy, .npz or .json file for arrays of other shapes"
+        )
+    shape = [count if size < 0 else size for size in tensor.shape]
+    return np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(shape)
+
+
+def _fitted(found: Mapping[str, Any], model: ModelInfo, batched: bool) -> dict[str, Array]:
+    known = {tensor.name: tensor for tensor in model.inputs}
+    fitted = {}
+    for name, value in found.items():
+        array = np.asarray(value)
+        tensor = known.get(name)
+        if tensor is not None:
+            array = _converted(array, tensor)
+            if batched and array.ndim == len(tensor.shape) - 1:
+                array = array[np.newaxis]
+        fitted[name] = array
+    return fitted
+
+
+def _converted(array: Array, tensor: TensorInfo) -> Array:
+    want = tensor.dtype()
+    if array.dtype == want:
+        return array
+    if array.dtype.kind in "iuf" and np.can_cast(array.dtype, want, "same_kind"):
+        fits = True
+    else:
+        fits = array.dtype.kind in "iu" and want.kind in "iu" and _in_range(array, want)
+    if not fits or not _in_range(array, want):
+        raise InvalidTensor(
+            f"input '{tensor.name}' is {tensor.datatype}, the file has {array.dtype} that do not fit; "
+            f"convert them first, for example array.astype('{want}')"
+        )
+    return array.astype(want)
+
+
+def _in_range(array: Array, want: np.dtype[Any]) -> bool:
+    if want.kind not in "iu" or array.size == 0:
+        return True
+    limits = np.iinfo(want)
+    return int(array.min()) >= limits.min and int(array.max()) <= limits.max

@@ -1,0 +1,164 @@
+"""``headrace infer``: what a file becomes, what is printed, and what a failure says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_server import FakeServer, Run
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+ANSWER = [3.0, 5.0, 7.0, 9.0]
+
+
+def saved(path: Path, value: object) -> Path:
+    if path.suffix == ".npy":
+        np.save(path, np.asarray(value))
+    else:
+        path.write_text(json.dumps(value))
+    return path
+
+
+def answer_of(run: Run, server: FakeServer, file: Path, *flags: object) -> dict[str, object]:
+    result = run("infer", "affine", file, "--url", server.url, "--json", *flags)
+    assert result.exit_code == 0, result.output
+    answer: dict[str, object] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([ROW], np.float32),
+        np.array(ROW, np.float32),  # without its batch axis
+        np.array([ROW]),  # float64
+        np.array([ROW], np.int64),
+        np.asfortranarray(np.array([ROW, ROW], np.float32))[:1],
+    ],
+    ids=["as declared", "no batch axis", "float64", "int64", "not contiguous"],
+)
+def test_an_array_file_becomes_the_one_input(
+    run: Run, server: FakeServer, tmp_path: Path, value: object
+) -> None:
+    answer = answer_of(run, server, saved(tmp_path / "x.npy", value))
+    assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": ANSWER}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [ROW],
+        {"x": [ROW]},
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW}]},
+        [[1, 2, 3, 4]],
+    ],
+    ids=["nested list", "by name", "protocol form", "integers"],
+)
+def test_json_is_taken_in_each_of_its_forms(
+    run: Run, server: FakeServer, tmp_path: Path, value: object
+) -> None:
+    assert answer_of(run, server, saved(tmp_path / "x.json", value))["outputs"][0]["data"] == ANSWER  # type: ignore[index]
+
+
+def test_npz_gives_inputs_by_name_or_one_without(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    for number, arrays in enumerate(({"x": np.float32([ROW])}, {"arr_0": np.float32([ROW])})):
+        np.savez(tmp_path / f"{number}.npz", **arrays)
+        assert answer_of(run, server, tmp_path / f"{number}.npz")["outputs"][0]["data"] == ANSWER  # type: ignore[index]
+
+
+def test_any_other_file_is_raw_bytes_of_as_many_rows_as_fit(
+    run: Run, server: FakeServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.raw"
+    file.write_bytes(np.array([ROW, ROW, ROW], "<f4").tobytes())
+    assert answer_of(run, server, file)["outputs"][0]["shape"] == [3, 4]  # type: ignore[index]
+
+
+def test_a_raw_file_of_the_wrong_size_says_what_would_fit(
+    run: Run, server: FakeServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.raw"
+    file.write_bytes(b"12345")
+    result = run("infer", "affine", file, "--url", server.url)
+    assert result.exit_code == 1
+    assert (
+        "5 bytes" in result.stderr
+        and "a multiple of 16 bytes" in result.stderr
+        and "'x' FP32[-1, 4]" in result.stderr
+    )
+    assert not server.seen
+
+
+@pytest.mark.parametrize("value", [[["a", "b", "c", "d"]], [[1.0, 2.0], [3.0]]], ids=["text", "ragged"])
+def test_what_is_no_number_is_refused_before_it_is_sent(
+    run: Run, server: FakeServer, tmp_path: Path, value: object
+) -> None:
+    result = run("infer", "affine", saved(tmp_path / "x.json", value), "--url", server.url)
+    assert result.exit_code == 1 and result.stderr.startswith("headrace: ")
+    assert not server.seen
+
+
+def test_pickled_arrays_are_not_loaded(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
+    result = run("infer", "affine", tmp_path / "x.npy", "--url", server.url)
+    assert result.exit_code == 1 and "allow_pickle" in result.stderr
+
+
+def test_outputs_are_printed_with_name_type_and_shape(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    result = run("infer", "affine", saved(tmp_path / "x.json", [ROW]), "--url", server.url)
+    assert result.stdout.splitlines() == ["y  FP32  [1, 4]", "[[3. 5. 7. 9.]]"]
+
+
+def test_outputs_are_saved_by_name(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    target = tmp_path / "answer.npz"
+    assert (
+        run("infer", "affine", saved(tmp_path / "x.json", [ROW]), "--url", server.url, "-o", target).exit_code
+        == 0
+    )
+    with np.load(target) as saved_arrays:
+        np.testing.assert_array_equal(saved_arrays["y"], np.float32([ANSWER]))
+
+
+def test_requested_outputs_and_version_reach_the_server(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    answer_of(run, server, saved(tmp_path / "x.json", [ROW]), "--output", "y", "--model-version", "1")
+    (request,) = server.seen
+    assert [output.name for output in request.outputs] == ["y"] and request.model_version == "1"
+
+
+def test_the_servers_refusal_is_shown_as_it_is(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    server.refuse = lambda request: "unexpected shape for input 'x'"
+    result = run("infer", "affine", saved(tmp_path / "x.json", [ROW]), "--url", server.url)
+    assert result.exit_code == 1
+    assert result.stderr == "headrace: INVALID_ARGUMENT: unexpected shape for input 'x'\n"
+
+
+def test_an_unknown_model_and_an_unknown_input_are_named(
+    run: Run, server: FakeServer, tmp_path: Path
+) -> None:
+    file = saved(tmp_path / "x.json", [ROW])
+    result = run("infer", "nothing", file, "--url", server.url)
+    assert (
+        result.exit_code == 1
+        and "NOT_FOUND: Request for unknown model: 'nothing' is not found" in result.stderr
+    )
+    result = run("infer", "affine", file, "--url", server.url, "--input", "z")
+    assert result.exit_code == 1 and "has no input 'z'; its inputs are 'x'" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["infer", "models", "bench"])
+def test_when_nobody_is_there_a_sentence_says_what_to_do(
+    run: Run, nobody: str, tmp_path: Path, command: str
+) -> None:
+    arguments = {"infer": ["m", saved(tmp_path / "x.json", [ROW])], "models": [], "bench": ["m"]}[command]
+    result = run(command, *arguments, "--url", nobody)
+    assert result.exit_code == 1
+    assert f"nothing answers at {nobody}" in result.stderr
+    assert "headrace serve MODEL.onnx" in result.stderr and "--url HOST:PORT" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_http_address_is_explained(run: Run) -> None:
+    result = run("models", "--url", "http://localhost:8001/")
+    assert result.exit_code == 1 and "try 'localhost:8001'" in result.stderr
