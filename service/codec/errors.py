@@ -1,0 +1,20 @@
+"""The error of a request that the codec, or the queue behind it, refused."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """What a client is told.
+
+    Attributes:
+        code: gRPC status code, never 0.
+        message: one sentence that names the tensor or parameter, what was expected and what came.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        self.code = code
+        self.message = message
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
+        return self.message

@@ -1,0 +1,198 @@
+#include "hr_spec.h"
+
+#include <stdlib.h>
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} DATATYPES[HR_DATATYPES] = {
+    [HR_NO_DATATYPE] = {"", 0}, [HR_BOOL] = {"BOOL", 1},     [HR_UINT8] = {"UINT8", 1},
+    [HR_UINT16] = {"UINT16", 2}, [HR_UINT32] = {"UINT32", 4}, [HR_UINT64] = {"UINT64", 8},
+    [HR_INT8] = {"INT8", 1},     [HR_INT16] = {"INT16", 2},   [HR_INT32] = {"INT32", 4},
+    [HR_INT64] = {"INT64", 8},   [HR_FP16] = {"FP16", 2},     [HR_FP32] = {"FP32", 4},
+    [HR_FP64] = {"FP64", 8},     [HR_BYTES_DATATYPE] = {"BYTES", 0}, [HR_BF16] = {"BF16", 2}};
+
+enum hr_datatype hr_datatype_of(hr_view name) {
+    for (int i = HR_BOOL; i < HR_DATATYPES; i++)
+        if (hr_view_says(name, DATATYPES[i].name)) return (enum hr_datatype)i;
+    return HR_NO_DATATYPE;
+}
+
+hr_view hr_datatype_name(enum hr_datatype datatype) { return hr_view_of(DATATYPES[datatype].name); }
+
+uint32_t hr_datatype_bytes(enum hr_datatype datatype) { return DATATYPES[datatype].bytes; }
+
+int hr_tensor_find(const hr_tensor_spec *tensors, uint32_t count, hr_view name, uint32_t hint) {
+    if (hint < count && hr_view_is(tensors[hint].name, name)) return (int)hint;
+    for (uint32_t i = 0; i < count; i++)
+        if (hr_view_is(tensors[i].name, name)) return (int)i;
+    return -1;
+}
+
+/* A decimal number of at least 1 that 64 bits hold, or 0. */
+static uint64_t number_of(hr_view text) {
+    uint64_t n = 0;
+    if (text.length == 0) return 0;
+    for (size_t i = 0; i < text.length; i++) {
+        uint8_t digit = (uint8_t)(text.data[i] - '0');
+        if (digit > 9 || __builtin_mul_overflow(n, 10u, &n) || __builtin_add_overflow(n, digit, &n)) return 0;
+    }
+    return n;
+}
+
+static int check_tensors(const hr_spec *spec, const char *what, const hr_tensor_spec *tensors, uint32_t count,
+                         hr_error *err) {
+    uint32_t most = HR_MAX_RANK - (spec->max_batch_size > 0);
+    if (count > HR_MAX_TENSORS)
+        return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': expected at most %d %ss, got %u", HR_NAME(spec->name),
+                       HR_MAX_TENSORS, what, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const hr_tensor_spec *t = &tensors[i];
+        if (t->name.length == 0 || !hr_utf8_valid(t->name))
+            return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': expected UTF-8 as name of %s %u, got '%.*s'",
+                           HR_NAME(spec->name), what, i, HR_NAME(t->name));
+        if (hr_tensor_find(tensors, i, t->name, i) >= 0)
+            return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': expected one %s '%.*s', got two",
+                           HR_NAME(spec->name), what, HR_NAME(t->name));
+        if (t->datatype <= HR_NO_DATATYPE || t->datatype >= HR_DATATYPES)
+            return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': %s '%.*s' has no datatype of the protocol",
+                           HR_NAME(spec->name), what, HR_NAME(t->name));
+        if (t->rank > most)
+            return hr_fail(err, HR_INVALID_ARGUMENT,
+                           "model '%.*s': %s '%.*s': expected at most %u dimensions without the batch axis, got %u",
+                           HR_NAME(spec->name), what, HR_NAME(t->name), most, t->rank);
+        for (uint32_t d = 0; d < t->rank; d++)
+            if (t->dims[d] < -1)
+                return hr_fail(err, HR_INVALID_ARGUMENT,
+                               "model '%.*s': %s '%.*s': expected dimensions of -1 or more, got %lld",
+                               HR_NAME(spec->name), what, HR_NAME(t->name), (long long)t->dims[d]);
+    }
+    return 0;
+}
+
+static int check_spec(const hr_spec *spec, hr_error *err) {
+    if (spec->name.length == 0 || !hr_utf8_valid(spec->name))
+        return hr_fail(err, HR_INVALID_ARGUMENT, "expected UTF-8 as name of a model, got '%.*s'", HR_NAME(spec->name));
+    if (number_of(spec->version) == 0)
+        return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': expected a number above 0 as version, got '%.*s'",
+                       HR_NAME(spec->name), HR_NAME(spec->version));
+    if (check_tensors(spec, "input", spec->inputs, spec->input_count, err) < 0) return -1;
+    return check_tensors(spec, "output", spec->outputs, spec->output_count, err);
+}
+
+/* Every view of a spec, so that its strings can be counted and moved. */
+static uint32_t strings_of(hr_spec *spec, hr_view **out) {
+    uint32_t n = 0;
+    out[n++] = &spec->name;
+    out[n++] = &spec->version;
+    for (uint32_t i = 0; i < spec->input_count; i++) out[n++] = &spec->inputs[i].name;
+    for (uint32_t i = 0; i < spec->output_count; i++) out[n++] = &spec->outputs[i].name;
+    return n;
+}
+
+hr_spec *hr_spec_new(const hr_spec *draft, hr_error *err) {
+    hr_view *strings[2 + 2 * HR_MAX_TENSORS];
+    size_t bytes = sizeof(hr_spec);
+    if (check_spec(draft, err) < 0) return NULL;
+    hr_spec copy = *draft;
+    uint32_t count = strings_of(&copy, strings);
+    for (uint32_t i = 0; i < count; i++) bytes += strings[i]->length;
+    hr_spec *spec = malloc(bytes);
+    if (spec == NULL) {
+        hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for the spec of model '%.*s'", HR_NAME(draft->name));
+        return NULL;
+    }
+    *spec = copy;
+    spec->number = number_of(draft->version);
+    spec->holders = 1;
+    uint8_t *at = (uint8_t *)(spec + 1);
+    count = strings_of(spec, strings);
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(at, strings[i]->data, strings[i]->length);
+        strings[i]->data = at;
+        at += strings[i]->length;
+    }
+    return spec;
+}
+
+hr_spec *hr_spec_hold(hr_spec *spec) {
+    spec->holders++;
+    return spec;
+}
+
+void hr_spec_drop(hr_spec *spec) {
+    if (spec != NULL && --spec->holders == 0) free(spec);
+}
+
+/* ---- the table ---- */
+
+static int name_order(hr_view a, hr_view b) {
+    size_t n = a.length < b.length ? a.length : b.length;
+    int order = n ? memcmp(a.data, b.data, n) : 0;
+    return order ? order : (a.length > b.length) - (a.length < b.length);
+}
+
+static int spec_order(const hr_spec *a, const hr_spec *b) {
+    int order = name_order(a->name, b->name);
+    return order ? order : (a->number > b->number) - (a->number < b->number);
+}
+
+hr_table *hr_table_new(hr_spec *const *specs, uint32_t count, hr_error *err) {
+    hr_table *table = malloc(sizeof(hr_table) + count * sizeof(hr_spec *));
+    if (table == NULL) {
+        hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for a table of %u models", count);
+        return NULL;
+    }
+    table->count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = table->count++;
+        for (; at > 0 && spec_order(table->specs[at - 1], specs[i]) > 0; at--) table->specs[at] = table->specs[at - 1];
+        table->specs[at] = hr_spec_hold(specs[i]);
+        if (at > 0 && spec_order(table->specs[at - 1], specs[i]) == 0) {
+            hr_fail(err, HR_INVALID_ARGUMENT, "expected one model '%.*s' of version %.*s, got two",
+                    HR_NAME(specs[i]->name), HR_NAME(specs[i]->version));
+            hr_table_drop(table);
+            return NULL;
+        }
+    }
+    return table;
+}
+
+void hr_table_drop(hr_table *table) {
+    if (table == NULL) return;
+    for (uint32_t i = 0; i < table->count; i++) hr_spec_drop(table->specs[i]);
+    free(table);
+}
+
+/* How many specs come before every version of `name`, or with `after` behind them. */
+static uint32_t bound_of(const hr_table *table, hr_view name, int after) {
+    uint32_t low = 0, high = table ? table->count : 0;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (name_order(table->specs[middle]->name, name) < after) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+hr_spec *hr_table_find(const hr_table *table, hr_view name, hr_view version, hr_error *err) {
+    uint32_t first = bound_of(table, name, 0), end = bound_of(table, name, 1);
+    uint64_t number = number_of(version);
+    if (version.length > 0 && number == 0) {
+        hr_fail(err, HR_INVALID_ARGUMENT,
+                "failed to get model version from specified version string '%.*s' for model '%.*s': expected a whole "
+                "number above 0, or an empty string for the highest version",
+                HR_NAME(version), HR_NAME(name));
+        return NULL;
+    }
+    if (first == end) {
+        hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' is not found", HR_NAME(name));
+        return NULL;
+    }
+    if (version.length == 0) return table->specs[end - 1];
+    for (uint32_t i = first; i < end; i++)
+        if (table->specs[i]->number == number) return table->specs[i];
+    hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' version %.*s is not found", HR_NAME(name),
+            HR_NAME(version));
+    return NULL;
+}

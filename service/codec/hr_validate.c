@@ -1,0 +1,233 @@
+#include "hr_validate.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "hr_parameters.h"
+
+/* What every check below needs, so that each takes one argument. */
+typedef struct check {
+    const hr_spec *spec;
+    const hr_request *request;
+    hr_bound *out;
+    hr_error *err;
+    int8_t input_of[HR_MAX_TENSORS]; /* the request's input for each of the model's, -1: none */
+} check;
+
+#define MODEL(c) HR_NAME((c)->spec->name)
+
+static uint32_t kept(uint64_t count) { return count < HR_MAX_TENSORS ? (uint32_t)count : HR_MAX_TENSORS; }
+
+/* ---- inputs by name ---- */
+
+/* Adds " 'name'" as long as there is room, then "...". */
+static void add_name(char text[HR_TEXT / 2], hr_view name) {
+    size_t at = strlen(text), room = HR_TEXT / 2 - at;
+    if (room > HR_NAME_SHOWN + 8) snprintf(text + at, room, "%s'%.*s'", at ? ", " : "", HR_NAME(name));
+    else if (at < 3 || strcmp(text + at - 3, "...") != 0) snprintf(text + at, room, ", ...");
+}
+
+static const char *missing_inputs(const check *c, char text[HR_TEXT / 2]) {
+    text[0] = '\0';
+    for (uint32_t i = 0; i < c->spec->input_count; i++)
+        if (c->input_of[i] < 0) add_name(text, c->spec->inputs[i].name);
+    return text;
+}
+
+static const char *model_inputs(const check *c, char text[HR_TEXT / 2]) {
+    text[0] = '\0';
+    for (uint32_t i = 0; i < c->spec->input_count; i++) add_name(text, c->spec->inputs[i].name);
+    return text;
+}
+
+static int wrong_count(const check *c) {
+    char names[HR_TEXT / 2];
+    bool few = c->request->input_count < c->spec->input_count;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT, "expected %u inputs but got %" PRIu64 " inputs for model '%.*s': %s %s",
+                   c->spec->input_count, c->request->input_count, MODEL(c), few ? "missing" : "expected",
+                   few ? missing_inputs(c, names) : model_inputs(c, names));
+}
+
+static int unknown_input(const check *c, hr_view name) {
+    char names[HR_TEXT / 2];
+    return hr_fail(c->err, HR_INVALID_ARGUMENT, "unexpected inference input '%.*s' for model '%.*s'. Expected %s",
+                   HR_NAME(name), MODEL(c), model_inputs(c, names));
+}
+
+static int match_inputs(check *c) {
+    const hr_input *unknown = NULL;
+    memset(c->input_of, -1, sizeof c->input_of);
+    for (uint32_t i = 0; i < kept(c->request->input_count); i++) {
+        const hr_input *input = &c->request->inputs[i];
+        int index = hr_tensor_find(c->spec->inputs, c->spec->input_count, input->name, i);
+        if (index < 0) {
+            unknown = unknown ? unknown : input;
+            continue;
+        }
+        if (c->input_of[index] >= 0)
+            return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                           "input '%.*s' already exists in request for model '%.*s': expected it once, got it again",
+                           HR_NAME(input->name), MODEL(c));
+        c->input_of[index] = (int8_t)i;
+    }
+    if (c->request->input_count != c->spec->input_count) return wrong_count(c);
+    return unknown ? unknown_input(c, unknown->name) : 0;
+}
+
+/* ---- where the data is ---- */
+
+/* Typed contents are decoded here once they are built. */
+static int typed_contents(const check *c, const hr_input *input) {
+    return hr_fail(c->err, HR_UNIMPLEMENTED,
+                   "input '%.*s' for model '%.*s' has typed contents, which this server does not read yet: expected "
+                   "its data in raw_input_contents",
+                   HR_NAME(input->name), MODEL(c));
+}
+
+static int check_data(const check *c) {
+    const hr_request *r = c->request;
+    for (uint32_t i = 0; i < c->spec->input_count; i++) {
+        const hr_input *input = &r->inputs[i];
+        if (input->has_contents && r->raw_count == 0) return typed_contents(c, input);
+        if (input->has_contents)
+            return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                           "contents field must not be specified when using raw_input_contents for '%.*s' for model "
+                           "'%.*s'",
+                           HR_NAME(input->name), MODEL(c));
+        if (i >= r->raw_count)
+            return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                           "unable to find data for input tensor '%.*s' for model '%.*s' in request: expected %u "
+                           "entries in raw_input_contents, got %" PRIu64,
+                           HR_NAME(input->name), MODEL(c), c->spec->input_count, r->raw_count);
+    }
+    if (r->raw_count == c->spec->input_count) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "expected %u entries in raw_input_contents for model '%.*s', one for each input, got %" PRIu64,
+                   c->spec->input_count, MODEL(c), r->raw_count);
+}
+
+/* ---- one input ---- */
+
+static int wrong_shape(const check *c, const hr_tensor_spec *t, const hr_input *input) {
+    char want[HR_SHAPE_TEXT], got[HR_SHAPE_TEXT];
+    int64_t dims[HR_MAX_RANK] = {-1};
+    uint32_t axis = c->spec->max_batch_size > 0;
+    memcpy(dims + axis, t->dims, t->rank * sizeof(int64_t));
+    const char *hint = axis && input->rank == t->rank ? " (the model batches: the number of rows comes first)" : "";
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "unexpected shape for input '%.*s' for model '%.*s'. Expected %s, got %s%s", HR_NAME(t->name),
+                   MODEL(c), hr_shape_text(want, dims, t->rank + axis),
+                   hr_shape_text(got, input->dims, input->rank), hint);
+}
+
+static int check_shape(const check *c, const hr_tensor_spec *t, const hr_input *input) {
+    uint32_t axis = c->spec->max_batch_size > 0;
+    if (input->rank != t->rank + axis) return wrong_shape(c, t, input);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        int64_t want = t->dims[d], got = input->dims[d + axis];
+        if (got < 0 || (want >= 0 && want != got)) return wrong_shape(c, t, input);
+    }
+    if (axis && (input->dims[0] < 1 || input->dims[0] > INT32_MAX))
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "input '%.*s' for model '%.*s': expected 1 to %d rows as first dimension, got %" PRId64,
+                       HR_NAME(t->name), MODEL(c), INT32_MAX, input->dims[0]);
+    return 0;
+}
+
+static int check_rows(const check *c, const hr_tensor_spec *t, const hr_input *input, uint32_t i) {
+    int64_t rows = c->spec->max_batch_size > 0 ? input->dims[0] : 1;
+    if (i == 0) c->out->rows = (uint32_t)rows;
+    if (c->out->rows == (uint64_t)rows) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "input '%.*s' batch size does not match other inputs for '%.*s': expected %u rows as in '%.*s', got "
+                   "%" PRId64,
+                   HR_NAME(t->name), MODEL(c), c->out->rows, HR_NAME(c->spec->inputs[0].name), rows);
+}
+
+/* Bytes that a shape without negative dimensions asks for. UINT64_MAX, which no data has, when the product without
+ * its zeros does not fit an int64: nobody could hold such an array, not even an empty one. */
+static uint64_t bytes_of(const hr_input *input, uint32_t element_bytes) {
+    int64_t bytes = element_bytes;
+    bool empty = false;
+    for (uint32_t d = 0; d < input->rank; d++) {
+        if (input->dims[d] == 0) empty = true;
+        else if (__builtin_mul_overflow(bytes, input->dims[d], &bytes)) return UINT64_MAX;
+    }
+    return empty ? 0 : (uint64_t)bytes;
+}
+
+static int check_bytes(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_view data) {
+    if (t->datatype == HR_BYTES_DATATYPE) /* elements are counted here once BYTES is built */
+        return hr_fail(c->err, HR_UNIMPLEMENTED,
+                       "input '%.*s' for model '%.*s' has datatype BYTES, which this server does not read yet",
+                       HR_NAME(t->name), MODEL(c));
+    uint64_t want = bytes_of(input, hr_datatype_bytes(t->datatype));
+    if (want == data.length) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %" PRIu64 ", got %zu",
+                   HR_NAME(t->name), MODEL(c), want, data.length);
+}
+
+static int check_datatype(const check *c, const hr_tensor_spec *t, const hr_input *input) {
+    hr_view want = hr_datatype_name(t->datatype);
+    if (hr_view_is(input->datatype, want)) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "inference input '%.*s' data-type is '%.*s', but model '%.*s' expects '%.*s'", HR_NAME(t->name),
+                   HR_NAME(input->datatype), MODEL(c), HR_NAME(want));
+}
+
+static int bind_input(const check *c, uint32_t i) {
+    const hr_tensor_spec *t = &c->spec->inputs[i];
+    const hr_input *input = &c->request->inputs[c->input_of[i]];
+    hr_view data = c->request->raw[c->input_of[i]];
+    if (check_datatype(c, t, input) < 0 || check_shape(c, t, input) < 0) return -1;
+    if (check_rows(c, t, input, i) < 0 || check_bytes(c, t, input, data) < 0) return -1;
+    c->out->inputs[i] = (hr_bound_input){input, data};
+    return 0;
+}
+
+static int bind_inputs(const check *c) {
+    size_t bytes = 0;
+    c->out->rows = 1;
+    c->out->input_count = c->spec->input_count;
+    for (uint32_t i = 0; i < c->spec->input_count; i++) {
+        if (bind_input(c, i) < 0) return -1;
+        bytes += c->out->inputs[i].data.length;
+    }
+    if (bytes > 0 || c->out->rows <= 1 || c->out->rows <= c->spec->max_batch_size) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "inference request batch-size must be <= %u for '%.*s' where rows hold no data, got %u",
+                   c->spec->max_batch_size, MODEL(c), c->out->rows);
+}
+
+/* ---- outputs ---- */
+
+static int bind_outputs(const check *c) {
+    const hr_request *r = c->request;
+    uint64_t named = 0;
+    c->out->output_count = 0;
+    if (r->output_count > HR_MAX_TENSORS)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "expected at most %d requested outputs for model '%.*s', got %" PRIu64, HR_MAX_TENSORS,
+                       MODEL(c), r->output_count);
+    for (uint32_t i = 0; i < r->output_count; i++) {
+        int index = hr_tensor_find(c->spec->outputs, c->spec->output_count, r->outputs[i].name, i);
+        if (index < 0)
+            return hr_fail(c->err, HR_INVALID_ARGUMENT, "unexpected inference output '%.*s' for model '%.*s'",
+                           HR_NAME(r->outputs[i].name), MODEL(c));
+        if (named & (1ull << index)) continue;
+        named |= 1ull << index;
+        c->out->outputs[c->out->output_count++] = (uint8_t)index;
+    }
+    if (r->output_count > 0) return 0;
+    for (; c->out->output_count < c->spec->output_count; c->out->output_count++)
+        c->out->outputs[c->out->output_count] = (uint8_t)c->out->output_count;
+    return 0;
+}
+
+int hr_validate(const hr_spec *spec, const hr_request *request, hr_bound *out, hr_error *err) {
+    check c = {.spec = spec, .request = request, .out = out, .err = err};
+    if (hr_check_parameters(request, out, err) < 0) return -1;
+    if (match_inputs(&c) < 0 || check_data(&c) < 0 || bind_inputs(&c) < 0) return -1;
+    return bind_outputs(&c);
+}

@@ -1,0 +1,42 @@
+/* hr_validate.h: does a scanned request fit the model, and what exactly does it ask for?
+ *
+ * Checked in this order, and the first fault found is the one that is told:
+ *
+ *   parameters of the request, then of each input and each requested output (see hr_parameters.h)
+ *   inputs by name: each once, all of them, none that the model does not have
+ *   where the data is: one raw entry per input in the order of the request's inputs, no typed contents beside
+ *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes
+ *   requested outputs by name; one that is named twice is answered once
+ *
+ * More rows than the model's maximum batch are fine: the queue splits and joins. A request whose rows hold no bytes at
+ * all may not have more than that maximum, for nothing in the message pays for the work of more.
+ *
+ * Where Triton has words for a fault, those are used: clients look for them.
+ */
+#ifndef HR_VALIDATE_H
+#define HR_VALIDATE_H
+
+#include "hr_scan.h"
+#include "hr_spec.h"
+
+typedef struct hr_bound_input {
+    const hr_input *input; /* its shape */
+    hr_view data;
+} hr_bound_input;
+
+/* A request, bound to the model. Views into the message, as those of hr_request. */
+typedef struct hr_bound {
+    uint32_t rows;        /* along the batch axis; 1 for a model that does not batch */
+    uint32_t input_count; /* the model's */
+    uint32_t output_count;
+    uint32_t priority;  /* 0: the model's default */
+    int64_t timeout_us; /* 0: none */
+    bool empty_final;   /* triton_enable_empty_final_response */
+    hr_bound_input inputs[HR_MAX_TENSORS]; /* in the model's order */
+    uint8_t outputs[HR_MAX_TENSORS];       /* the model's indexes, in the order of the answer */
+} hr_bound;
+
+/* 0, or -1 with *err. */
+int hr_validate(const hr_spec *spec, const hr_request *request, hr_bound *out, hr_error *err);
+
+#endif
