@@ -1,0 +1,79 @@
+"""What an engine is: it opens a model, describes it, and creates instances, each of which runs one batch at a time.
+
+    open_engine(path) -> Engine    spec, create_instance(index), close()
+    Instance.execute(batch)        on the calling launcher's thread, start to end; answers the batch or raises
+
+One batch, in an instance:
+
+    1. inputs      batch.input_pointer(i): it lies in one piece; 0: batch.gather(i, ...) into the instance's buffer
+    2. batch.mark_input_done()
+    3. batch.reserve(row bytes): addresses in the output arena, before the run where every size is known from the
+       spec (the model then writes straight into the arena), otherwise after it, and the outputs are copied
+    4. run; batch.mark_compute_done()
+    5. batch.complete(shapes of the whole batch, in model order)
+
+An instance never answers for a batch that failed: it raises EngineError, whose text reaches the client as
+INTERNAL, and the launcher answers. An instance is used by one thread at a time; different instances of one
+engine run at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from service.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from fastqueue import Batch
+
+
+class ModelLoadError(Exception):
+    """A model cannot be served. One sentence for a person: which file, what is wrong, what to do."""
+
+
+class EngineError(Exception):
+    """A batch failed in the model. The text reaches the client."""
+
+
+class Instance(Protocol):
+    """One execution slot of a model."""
+
+    def execute(self, batch: Batch) -> None:
+        """Runs a batch and completes it. Raises EngineError when the model failed; the batch is then open."""
+
+    def close(self) -> None:
+        """Frees buffers. Nothing is running."""
+
+
+class Engine(Protocol):
+    """A loaded model."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def create_instance(self, index: int) -> Instance:
+        """Instance number `index`, from 0 to spec.instances - 1."""
+
+    def close(self) -> None:
+        """Frees the model. Its instances are closed already."""
+
+
+def open_engine(
+    path: str, *, name: str, max_batch_size: int | None = None, max_batch_wait_us: int = 0, instances: int = 1
+) -> Engine:
+    """Loads the model file at `path` with the engine for its kind. It has version 1.
+
+    `max_batch_size`: None derives it from the model, 0 turns batching off. `instances`: at least 1. Raises
+    ModelLoadError.
+    """
+    if path.endswith(".onnx"):
+        from service.engines.onnxruntime import open_onnx
+
+        return open_onnx(
+            path,
+            name=name,
+            max_batch_size=max_batch_size,
+            max_batch_wait_us=max_batch_wait_us,
+            instances=instances,
+        )
+    raise ModelLoadError(f"model '{path}': no engine serves this kind of file; expected a name ending in .onnx")

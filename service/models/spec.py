@@ -1,0 +1,251 @@
+"""What every part of the service knows about a model: one frozen ModelSpec, made once when the model loads.
+
+    engine --load--> ModelSpec --JSON on control sockets and links--> front end: codec's C blob, metadata, config
+
+The worker's engine makes it; nobody changes it afterwards. This file depends on nothing of ours, and on numpy
+only where somebody asks for a dtype, so that any process may import it at little cost.
+
+The batch axis is not in the dims of a model that batches (`max_batch_size` > 0): a TensorSpec describes one row.
+ModelConfig says dims in just that form, ModelMetadata says shapes with a leading -1 instead; clients
+(perf_analyzer among them) drop that first dimension, so the two must not be mixed up. A model that does not
+batch has its full shapes in both. A dim of -1 may have any size, also 0.
+
+Limits (MAX_INPUTS, MAX_OUTPUTS, MAX_RANK) are those of the C codec and of the queue's slots, where they are
+sizes of arrays; `ModelSpec.faults` says which a model exceeds, and its load is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_INPUTS = 64
+MAX_OUTPUTS = 64
+MAX_RANK = 8  # with the batch axis
+DYNAMIC = -1
+
+
+class Datatype(NamedTuple):
+    """A row of the datatype table.
+
+    Attributes:
+        name: as requests say it. numpy: name of the numpy dtype; empty where numpy has none. element_bytes:
+        0 where elements differ in size. config: the name in ModelConfig, whose only oddity is BYTES.
+    """
+
+    name: str
+    numpy: str
+    element_bytes: int
+    config: str
+
+
+DATATYPES: dict[str, Datatype] = {
+    row.name: row
+    for row in (
+        Datatype("BOOL", "bool", 1, "TYPE_BOOL"),
+        Datatype("UINT8", "uint8", 1, "TYPE_UINT8"),
+        Datatype("UINT16", "uint16", 2, "TYPE_UINT16"),
+        Datatype("UINT32", "uint32", 4, "TYPE_UINT32"),
+        Datatype("UINT64", "uint64", 8, "TYPE_UINT64"),
+        Datatype("INT8", "int8", 1, "TYPE_INT8"),
+        Datatype("INT16", "int16", 2, "TYPE_INT16"),
+        Datatype("INT32", "int32", 4, "TYPE_INT32"),
+        Datatype("INT64", "int64", 8, "TYPE_INT64"),
+        Datatype("FP16", "float16", 2, "TYPE_FP16"),
+        Datatype("FP32", "float32", 4, "TYPE_FP32"),
+        Datatype("FP64", "float64", 8, "TYPE_FP64"),
+        Datatype("BYTES", "object", 0, "TYPE_STRING"),
+        Datatype("BF16", "", 2, "TYPE_BF16"),
+    )
+}
+
+_BY_NUMPY = {row.numpy: row.name for row in DATATYPES.values() if row.numpy}
+_BY_CONFIG = {row.config: row.name for row in DATATYPES.values()}
+
+
+def numpy_dtype(datatype: str) -> np.dtype[Any]:
+    """The numpy dtype of an OIP datatype ("FP32"). BYTES is `object`. ValueError when there is none (BF16)."""
+    import numpy as np
+
+    row = DATATYPES.get(datatype)
+    if row is None or not row.numpy:
+        known = ", ".join(name for name, known in DATATYPES.items() if known.numpy)
+        raise ValueError(f"datatype {datatype} has no numpy dtype; expected one of {known}")
+    return np.dtype(row.numpy)
+
+
+def datatype_of_numpy(dtype: np.dtype[Any]) -> str:
+    """The OIP datatype of a numpy dtype; numpy's own strings ("S3", "U3") are BYTES. ValueError for others."""
+    if dtype.kind in "SU":
+        return "BYTES"
+    name = _BY_NUMPY.get(dtype.name)
+    if name is None:
+        raise ValueError(f"numpy dtype {dtype} has no datatype on the wire; expected one of {', '.join(_BY_NUMPY)}")
+    return name
+
+
+def datatype_of_config(config_name: str) -> str:
+    """The OIP datatype of a ModelConfig name ("TYPE_FP32"). ValueError for others."""
+    name = _BY_CONFIG.get(config_name)
+    if name is None:
+        raise ValueError(f"data_type {config_name} is unknown; expected one of {', '.join(_BY_CONFIG)}")
+    return name
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output.
+
+    Attributes:
+        datatype: an OIP name, a key of DATATYPES. dims: without the batch axis where the model batches; -1 is
+        dynamic.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element; 0 where elements differ in size (BYTES)."""
+        return DATATYPES[self.datatype].element_bytes
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every dim is known before a request comes."""
+        return all(dim >= 0 for dim in self.dims)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per row (of the whole tensor where the model does not batch); -1: not known beforehand."""
+        if not self.is_fixed or self.element_bytes == 0:
+            return -1
+        return self.element_bytes * prod(self.dims)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as clients see it, and how it is run.
+
+    Attributes:
+        version: a number above 0, as text. max_batch_size: rows of a batch at most; 0: the model does not
+        batch. max_batch_wait_us: how long the oldest request may wait for company once a launch slot is free.
+        instances: execution slots. why_unbatched: one clause, for the log, where max_batch_size is 0.
+        warnings: sentences for the log on what the user should know about this model.
+    """
+
+    name: str
+    version: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_wait_us: int = 0
+    instances: int = 1
+    why_unbatched: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def batches(self) -> bool:
+        return self.max_batch_size > 0
+
+    def faults(self) -> list[str]:
+        """What of this spec the service cannot serve, one clause each; empty when it can."""
+        found = []
+        if not self.version.isdecimal() or int(self.version) < 1:
+            found.append(f"version '{self.version}' is not a number above 0")
+        found += _count_faults("input", self.inputs, MAX_INPUTS)
+        found += _count_faults("output", self.outputs, MAX_OUTPUTS)
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for tensor in tensors:
+                found += [f"{kind} '{tensor.name}' {fault}" for fault in _tensor_faults(tensor, self.batches)]
+        return found
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelSpec:
+        """The inverse of to_json. Raises TypeError on a field this version does not have."""
+        values = json.loads(text)
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown fields of a model spec {sorted(unknown)}")
+        values["inputs"] = _tensors_from(values["inputs"])
+        values["outputs"] = _tensors_from(values["outputs"])
+        values["warnings"] = tuple(values.get("warnings", ()))
+        return cls(**values)
+
+
+def _tensors_from(rows: Iterable[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(row["name"], row["datatype"], tuple(row["dims"])) for row in rows)
+
+
+def _count_faults(kind: str, tensors: tuple[TensorSpec, ...], most: int) -> list[str]:
+    found = []
+    if not 1 <= len(tensors) <= most:
+        found.append(f"it has {len(tensors)} {kind}s; between 1 and {most} are served")
+    names = [tensor.name for tensor in tensors]
+    found += [f"{kind} name '{name}' comes twice" for name in sorted(set(names)) if names.count(name) > 1]
+    return found
+
+
+def _tensor_faults(tensor: TensorSpec, batches: bool) -> list[str]:
+    found = []
+    if not tensor.name:
+        found.append("has no name")
+    if tensor.datatype not in DATATYPES:
+        found.append(f"has the unknown datatype {tensor.datatype}")
+    rank = len(tensor.dims) + batches
+    if rank > MAX_RANK:
+        found.append(f"has {rank} dimensions; at most {MAX_RANK} are served")
+    if any(dim < DYNAMIC for dim in tensor.dims):
+        found.append(f"has dims {list(tensor.dims)}; a dim is -1 (dynamic) or a size")
+    return found
+
+
+# ---- what ModelMetadata and ModelConfig say, as plain data with the fields' names ----
+
+
+def metadata(spec: ModelSpec, versions: Iterable[str] = ()) -> dict[str, Any]:
+    """The fields of ModelMetadataResponse. `versions`: all that are served (default: the spec's own)."""
+    return {
+        "name": spec.name,
+        "versions": list(versions) or [spec.version],
+        "platform": spec.platform,
+        "inputs": [_tensor_metadata(tensor, spec.batches) for tensor in spec.inputs],
+        "outputs": [_tensor_metadata(tensor, spec.batches) for tensor in spec.outputs],
+    }
+
+
+def _tensor_metadata(tensor: TensorSpec, batches: bool) -> dict[str, Any]:
+    shape = [DYNAMIC, *tensor.dims] if batches else list(tensor.dims)
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+
+
+def config(spec: ModelSpec) -> dict[str, Any]:
+    """The fields of ModelConfig; enum values by name, so that json_format.ParseDict takes it as it is."""
+    fields_of: dict[str, Any] = {
+        "name": spec.name,
+        "platform": spec.platform,
+        "backend": spec.backend,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": spec.max_batch_size,
+        "input": [_tensor_config(tensor) for tensor in spec.inputs],
+        "output": [_tensor_config(tensor) for tensor in spec.outputs],
+        "instance_group": [{"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": spec.instances}],
+    }
+    if spec.batches:
+        fields_of["dynamic_batching"] = {"max_queue_delay_microseconds": spec.max_batch_wait_us}
+    return fields_of
+
+
+def _tensor_config(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "data_type": DATATYPES[tensor.datatype].config, "dims": list(tensor.dims)}
