@@ -9,6 +9,9 @@
  *   group     skipped with everything in it; must be closed by its own number within the enclosing message
  *   depth     messages and groups may be nested 100 deep below the outermost message
  *
+ * That is upb as of protobuf 6. In protobuf 7 a length of more than 5 bytes is refused, and field number 0 passes within a
+ * group that is skipped; no protobuf library writes either.
+ *
  * A reader is a pair (p, end). Every function here takes both, reads nothing at or behind `end`, and returns
  * the place behind what it read, or NULL when there is no such thing there. Nothing is allocated and nothing is copied.
  */

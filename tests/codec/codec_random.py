@@ -59,7 +59,7 @@ class Maker:
         return tag(field, wire_type, self.random.choice([5, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
 
     def _data(self, field: int, payload: bytes) -> bytes:
-        length = varint(len(payload), self.random.choice([3, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
+        length = varint(len(payload), self.random.choice([3, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
         return self._tag(field, BYTES) + length + payload
 
     def _unknown(self, depth: int = 0) -> bytes:

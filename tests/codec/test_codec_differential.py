@@ -11,6 +11,7 @@ from random import Random
 import codec_reference
 import pytest
 from codec_random import Maker
+from google.protobuf import __version__ as protobuf_version
 from google.protobuf.internal import api_implementation
 
 from service._pb import inference
@@ -44,6 +45,10 @@ def test_random_messages(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_messages(seed: int) -> None:
+    if int(protobuf_version.split(".")[0]) >= 7:
+        pytest.skip(
+            "damage makes what protobuf 7 decides otherwise (see hr_wire.h); protobuf 6 is the reference"
+        )
     maker = Maker(Random(1000 + seed))
     accepted = sum(same(maker.damage(maker.request())) for _ in range(CASES))
     assert CASES * 0.03 < accepted < CASES * 0.9, "damage that always or never shows does not mean much"
