@@ -27,8 +27,8 @@ EXTENSIONS = {  # the Cython file: the C files that are compiled into the same m
 def compiler_flags() -> tuple[list[str], list[str]]:
     on = [name for name in ("DEBUG", "SANITIZE", "WERROR") if os.getenv(f"FQ_{name}", "0") not in ("", "0")]
     sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if "SANITIZE" in on else []
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Og" if "DEBUG" in on else "-O2", "-g", *sanitize]
-    flags += ["-DFQ_DEBUG=1", "-UNDEBUG"] if "DEBUG" in on else []
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-g", *sanitize]
+    flags += ["-Og", "-DFQ_DEBUG=1", "-UNDEBUG"] if "DEBUG" in on else ["-O2"]
     return flags + (["-Werror"] if "WERROR" in on else []), sanitize
 
 
