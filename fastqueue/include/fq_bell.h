@@ -56,6 +56,13 @@ static inline int fq_bell_take(fq_bell *bell, uint32_t event) {
 
 #define FQ_NEVER INT64_MAX
 
+/* All times of the queue: nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine. */
+static inline int64_t fq_monotonic_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static inline void fq_bell_wake(fq_bell *bell) {
     (void)syscall(SYS_futex, &bell->wanted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -167,6 +167,22 @@ static inline fq_batch *fq_stream_next(fq_former *f, uint32_t number) {
     return b;
 }
 
+/* One step by whoever calls; says when to step again if nothing rings before. */
+static inline int64_t fq_former_step_now(fq_former *f) {
+    pthread_mutex_lock(&f->lock);
+    int64_t until_ns = fq_former_step(f);
+    pthread_mutex_unlock(&f->lock);
+    return until_ns;
+}
+
+/* A closed batch of the stream, launched, without waiting and without a step; NULL: there is none. */
+static inline fq_batch *fq_stream_try(fq_former *f, uint32_t number) {
+    pthread_mutex_lock(&f->lock);
+    fq_batch *b = fq_stream_launch(f, &f->streams[number]);
+    pthread_mutex_unlock(&f->lock);
+    return b;
+}
+
 /* After fq_bell_arm: is there anything to do in any lane? */
 static inline int fq_former_waiting(const fq_former *f, uint32_t wanted) {
     for (uint32_t i = 0; i < FQ_MAX_LANES; i++) {

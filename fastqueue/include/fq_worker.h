@@ -129,11 +129,6 @@ typedef struct fq_former {
     fq_queue queues[FQ_MAX_QUEUES];
 } fq_former;
 
-static inline int64_t fq_now(const fq_former *f) {
-    struct timespec t;
-    if (f->fixed_ns >= 0) return f->fixed_ns;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
+static inline int64_t fq_now(const fq_former *f) { return f->fixed_ns >= 0 ? f->fixed_ns : fq_monotonic_ns(); }
 
 #endif

@@ -1,0 +1,474 @@
+"""The worker's side: the batch former, batches, and the counters that others read."""
+import errno
+import os
+from collections import namedtuple
+
+from libc.errno cimport errno as c_errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from fastqueue cimport _c
+
+from fastqueue.errors import ForkedHandle, LayoutMismatch, OutputTooLarge, QueueError
+
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void *, size_t)
+
+_c.fq_fork_watch()
+
+NEVER = _c.FQ_NEVER
+REASONS = ("full", "wait", "deadline")
+
+Step = namedtuple("Step", "closes rows reason until_ns")
+Count = namedtuple("Count", "count ns")
+SizeStats = namedtuple("SizeStats", "rows executions input_ns compute_ns output_ns")
+ModelStats = namedtuple(
+    "ModelStats",
+    "model rows executions last_unix_ms success fail queue input compute output cancelled expired pending_rows "
+    "reasons sizes",
+)
+
+
+def next_step(*, int64_t now, uint32_t rows, uint32_t requests, bint full, int64_t oldest_ns, uint32_t max_batch,
+              int64_t max_wait_ns=0, int64_t deadline_ns=_c.FQ_NEVER, int64_t predicted_ns=0, uint32_t idle=0,
+              uint32_t behind=0, int64_t end_ns=_c.FQ_NEVER):
+    """The policy of fq_policy.h for one model: what to do with what waits. Times in ns on one clock; NEVER: none."""
+    cdef _c.fq_pending pending
+    cdef _c.fq_free_slots slots
+    cdef _c.fq_policy policy
+    pending.rows, pending.requests, pending.full = rows, requests, full
+    pending.oldest_ns, pending.deadline_ns, pending.predicted_ns = oldest_ns, deadline_ns, predicted_ns
+    slots.idle, slots.behind, slots.end_ns = idle, behind, end_ns
+    policy.max_batch, policy.max_wait_ns = max_batch, max_wait_ns
+    cdef _c.fq_step step = _c.fq_next_step(now, &pending, &slots, &policy)
+    if step.kind == _c.FQ_STEP_CLOSE:
+        return Step(True, step.rows, REASONS[step.reason], 0)
+    return Step(False, 0, None, step.until_ns)
+
+
+cdef void *map_memory(int fd, int writable, uint64_t *size, str what) except NULL:
+    cdef void *at = _c.fq_map_open(fd, writable, size)
+    if at == NULL:
+        if c_errno == errno.EPROTO:
+            raise LayoutMismatch(f"{what}: expected a sealed memfd, descriptor {fd} is not sealed against resizing")
+        raise OSError(c_errno, f"{what}: cannot map descriptor {fd}: {os.strerror(c_errno)}")
+    return at
+
+
+cdef list read_stats(const _c.fq_worker_page *page):
+    return [model_stats(&page.models[i]) for i in range(_c.FQ_MAX_MODELS) if _c.fq_load_rlx(&page.models[i].model, _c.S2)]
+
+
+cdef object read_count(const _c.fq_count *c):
+    return Count(_c.fq_load_rlx(&c.count, _c.S2), _c.fq_load_rlx(&c.ns, _c.S2))
+
+
+cdef object model_stats(const _c.fq_model_stats *m):
+    sizes = [
+        SizeStats(_c.fq_load_rlx(&m.sizes[i].rows, _c.S2), *read_count(&m.sizes[i].input),
+                  _c.fq_load_rlx(&m.sizes[i].compute_ns, _c.S2), _c.fq_load_rlx(&m.sizes[i].output_ns, _c.S2))
+        for i in range(_c.FQ_MAX_SIZES)
+        if _c.fq_load_rlx(&m.sizes[i].input.count, _c.S2)
+    ]
+    return ModelStats(
+        _c.fq_load_rlx(&m.model, _c.S2), _c.fq_load_rlx(&m.rows, _c.S2), _c.fq_load_rlx(&m.executions, _c.S2),
+        _c.fq_load_rlx(&m.last_unix_ms, _c.S2), read_count(&m.success), read_count(&m.fail), read_count(&m.queue),
+        read_count(&m.input), read_count(&m.compute), read_count(&m.output), _c.fq_load_rlx(&m.cancelled, _c.S2),
+        _c.fq_load_rlx(&m.expired, _c.S2), _c.fq_load_rlx(&m.pending_rows, _c.S2),
+        {REASONS[i]: _c.fq_load_rlx(&m.batches[i], _c.S2) for i in range(_c.FQ_REASONS)},
+        sorted(sizes),
+    )
+
+
+cdef class WorkerPage:
+    """A worker's page, mapped to read its counters from another process. The descriptor stays the caller's."""
+    cdef _c.fq_worker_page *page
+    cdef uint64_t size
+    cdef unsigned generation
+
+    def __cinit__(self, int fd):
+        self.generation = _c.fq_generation
+        self.page = <_c.fq_worker_page *>map_memory(fd, 0, &self.size, "worker page")
+        if self.page.magic != _c.FQ_MAGIC_WORKER or self.page.version != _c.FQ_ABI_VERSION:
+            raise LayoutMismatch(f"worker page: expected version {_c.FQ_ABI_VERSION}, found {self.page.version}")
+
+    def __dealloc__(self):
+        if self.page != NULL and self.generation == _c.fq_generation:
+            munmap(self.page, self.size)
+
+    def stats(self) -> list:
+        """A ModelStats per model that is loaded."""
+        if self.generation != _c.fq_generation:
+            raise ForkedHandle("this WorkerPage was mapped before a fork; start processes with spawn")
+        return read_stats(self.page)
+
+    def __reduce__(self):
+        raise TypeError("a WorkerPage is shared by descriptor, not by pickle")
+
+
+cdef class Batch:
+    """A launched batch. It ends with `complete` or `fail`; after that every call raises QueueError."""
+    cdef BatchFormer former
+    cdef _c.fq_batch *batch
+
+    cdef int alive(self) except -1:
+        if self.batch == NULL:
+            raise QueueError("this batch is done: it was completed, failed, or had nothing left to run")
+        return self.former.alive()
+
+    @property
+    def model(self) -> int:
+        """Id of the model."""
+        self.alive()
+        return self.batch.model.id
+
+    @property
+    def number(self) -> int:
+        """Counts the worker's batches from 1."""
+        self.alive()
+        return self.batch.number
+
+    @property
+    def rows(self) -> int:
+        """Rows along the batch axis; 1 for a model that does not batch."""
+        self.alive()
+        return self.batch.rows
+
+    @property
+    def request_count(self) -> int:
+        """Requests, or parts of them, in the batch."""
+        self.alive()
+        return self.batch.part_count
+
+    @property
+    def reason(self) -> str:
+        """Why it closed: full, wait or deadline."""
+        self.alive()
+        return REASONS[self.batch.reason]
+
+    def check(self) -> bool:
+        """Drops requests that were cancelled or whose deadline passed. False: nothing is left, the batch is done."""
+        self.alive()
+        if _c.fq_batch_check(self.batch):
+            return True
+        self.batch = NULL
+        return False
+
+    cdef int input_index(self, uint32_t index) except -1:
+        self.alive()
+        if index >= self.batch.model.signature.inputs:
+            raise ValueError(f"input {index}: the model has {self.batch.model.signature.inputs} inputs")
+        return 0
+
+    def input_shape(self, uint32_t index):
+        """Shape of the input for the whole batch, or None when the requests do not have this input."""
+        cdef int64_t dims[8]
+        self.input_index(index)
+        cdef int rank = _c.fq_batch_shape(self.batch, index, dims)
+        return None if rank < 0 else tuple([dims[i] for i in range(rank)])
+
+    def input_bytes(self, uint32_t index) -> int:
+        """Bytes of the input for the whole batch."""
+        self.input_index(index)
+        return _c.fq_batch_input_bytes(self.batch, index)
+
+    def input_pointer(self, uint32_t index) -> int:
+        """Address of the whole batch's input where it lies, 64-byte aligned, read-only; 0: it must be gathered."""
+        self.input_index(index)
+        return <size_t>_c.fq_batch_view(self.batch, index)
+
+    def gather(self, uint32_t index, size_t address, uint64_t capacity) -> None:
+        """Copies the rows of the batch to `address`, without the GIL. ValueError when `capacity` bytes do not suffice."""
+        cdef int failed
+        self.input_index(index)
+        with nogil:
+            failed = _c.fq_batch_gather(self.batch, index, <void *>address, capacity)
+        if failed:
+            raise ValueError(f"input {index}: the batch has {self.input_bytes(index)} bytes, the buffer {capacity}")
+
+    def mark_input_done(self) -> None:
+        """The inputs are in place: the time counts as copy-in until now, as compute from now on."""
+        self.alive()
+        self.batch.input_ns = self.batch.compute_ns = _c.fq_now(self.former.former)
+
+    def mark_compute_done(self) -> None:
+        """The outputs are computed: the time counts as copy-out from now on."""
+        self.alive()
+        self.batch.compute_ns = _c.fq_now(self.former.former)
+
+    def reserve(self, outputs, bint wait=True):
+        """Memory in the output arena for outputs of so many bytes per row each (per request for a model that does not
+        batch): addresses, each for the whole batch. Sleeps without the GIL while the arena is full; with wait=False
+        returns None then. OutputTooLarge: it can never fit."""
+        cdef uint64_t row_bytes[64]
+        cdef int result
+        self.alive()
+        cdef uint32_t count = self.batch.model.outputs
+        if len(outputs) != count:
+            raise ValueError(f"the model has {count} outputs, not {len(outputs)}")
+        for i, size in enumerate(outputs):
+            row_bytes[i] = size
+        with nogil:
+            result = _c.fq_batch_reserve(self.batch, row_bytes, wait)
+        if result == _c.FQ_RESERVED:
+            return [<size_t>_c.fq_batch_output(self.batch, i) for i in range(count)]
+        if result == _c.FQ_RESERVE_NEVER:
+            raise OutputTooLarge(
+                f"outputs of {sum(outputs)} bytes per row for {self.batch.rows} rows do not fit into the output arena of "
+                f"{_c.fq_output_capacity(&self.former.former.output)} bytes; send fewer rows or raise --output-arena-mb")
+        if result == _c.FQ_RESERVE_CHANGED:
+            raise QueueError("the outputs of one request's parts differ in size per row, so they cannot be joined")
+        if wait:
+            raise QueueError("the worker is closing")
+        return None
+
+    def complete(self, shapes) -> None:
+        """Answers every request with its rows. `shapes`: of each output for the whole batch, in model order."""
+        cdef _c.fq_shape all_shapes[64]
+        self.alive()
+        cdef uint32_t count = self.batch.model.outputs
+        if len(shapes) != count:
+            raise ValueError(f"the model has {count} outputs, not {len(shapes)}")
+        for i, shape in enumerate(shapes):
+            if len(shape) > _c.FQ_MAX_RANK:
+                raise ValueError(f"output {i}: at most {_c.FQ_MAX_RANK} dimensions, not {len(shape)}")
+            all_shapes[i].rank = <uint32_t>len(shape)
+            for d, n in enumerate(shape):
+                all_shapes[i].dims[d] = n
+            if self.batch.model.signature.batched and (not shape or shape[0] != self.batch.rows):
+                raise ValueError(f"output {i}: {self.batch.rows} rows expected along axis 0, shape is {tuple(shape)}")
+        if not self.batch.reserved:
+            raise QueueError("complete before reserve: there is no output memory yet")
+        with nogil:
+            _c.fq_batch_complete(self.batch, all_shapes)
+        self.batch = NULL
+
+    def fail(self, uint32_t status, str message) -> None:
+        """Fails every request of the batch with a gRPC status code and a message."""
+        self.alive()
+        data = message.encode("utf-8", "replace")
+        cdef const char *text = data
+        with nogil:
+            _c.fq_batch_fail(self.batch, status, text)
+        self.batch = NULL
+
+    def __reduce__(self):
+        raise TypeError("a Batch belongs to its worker and cannot be pickled")
+
+
+cdef class Attached:
+    """What a lane holds on the worker's side: its mappings and private memory."""
+    cdef void *lane
+    cdef void *arena
+    cdef void *private_memory
+    cdef uint64_t lane_size, arena_size
+    cdef int eventfd
+    cdef unsigned generation
+
+    def __cinit__(self):
+        self.eventfd = -1
+        self.generation = _c.fq_generation
+
+    def __dealloc__(self):
+        if self.generation != _c.fq_generation:
+            return
+        if self.lane != NULL:
+            munmap(self.lane, self.lane_size)
+        if self.arena != NULL:
+            munmap(self.arena, self.arena_size)
+        if self.eventfd >= 0:
+            os.close(self.eventfd)
+        free(self.private_memory)
+
+
+cdef class BatchFormer:
+    """A worker's queue: lanes in, batches out. `output_mb` is the output arena's size.
+
+    One thread runs `run()`, one per stream asks `next_batch(stream)`; all other calls may come from any thread. With
+    `clock_ns` the former lives on a test's clock, which `set_clock` moves, and `step()` and `try_batch()` take the place
+    of threads. Errors: OSError, LayoutMismatch, ForkedHandle, QueueError.
+    """
+    cdef _c.fq_former *former
+    cdef void *page
+    cdef void *output
+    cdef void *output_private
+    cdef uint64_t page_size, output_size
+    cdef unsigned generation
+    cdef dict lanes
+    cdef readonly int page_fd
+    cdef readonly int output_fd
+
+    def __cinit__(self, output_mb=256, clock_ns=None):
+        self.page_fd = self.output_fd = -1
+        self.generation = _c.fq_generation
+        self.lanes = {}
+        if output_mb < 1:
+            raise ValueError(f"an output arena has at least 1 MB, not {output_mb}")
+        cdef uint64_t size = <uint64_t>output_mb << 20
+        self.page_fd = _c.fq_map_create(b"headrace-worker", sizeof(_c.fq_worker_page))
+        self.output_fd = _c.fq_map_create(b"headrace-output", size)
+        if self.page_fd < 0 or self.output_fd < 0:
+            raise OSError(c_errno, f"an output arena of {output_mb} MB: {os.strerror(c_errno)}")
+        self.page = map_memory(self.page_fd, 1, &self.page_size, "worker page")
+        self.output = map_memory(self.output_fd, 1, &self.output_size, "output arena")
+        self.former = <_c.fq_former *>calloc(1, sizeof(_c.fq_former))
+        self.output_private = calloc(1, _c.fq_output_private_bytes(size // 4096))
+        if self.former == NULL or self.output_private == NULL:
+            raise MemoryError()
+        _c.fq_former_init(self.former, <_c.fq_worker_page *>self.page, self.output, size, self.output_private)
+        if clock_ns is not None:
+            self.former.fixed_ns = clock_ns
+
+    def __dealloc__(self):
+        if self.generation != _c.fq_generation:
+            return
+        if self.page != NULL:
+            munmap(self.page, self.page_size)
+        if self.output != NULL:
+            munmap(self.output, self.output_size)
+        for fd in (self.page_fd, self.output_fd):
+            if fd >= 0:
+                os.close(fd)
+        free(self.former)
+        free(self.output_private)
+
+    cdef int alive(self) except -1:
+        if self.generation != _c.fq_generation:
+            raise ForkedHandle("this BatchFormer was made before a fork; start processes with spawn")
+        return 0
+
+    def attach_lane(self, int lane_fd, int arena_fd, int eventfd) -> int:
+        """A front-end thread's lane. The descriptors stay the caller's (the eventfd is duplicated). Its number."""
+        self.alive()
+        cdef Attached a = Attached()
+        a.lane = map_memory(lane_fd, 1, &a.lane_size, "lane")
+        cdef _c.fq_lane_header header = (<_c.fq_lane_header *>a.lane)[0]
+        cdef int broken = 6 if a.lane_size < sizeof(header) else _c.fq_lane_check_header(&header, a.lane_size)
+        if broken:
+            raise LayoutMismatch(f"lane: rule {broken} of fq_lane_check_header is broken (version {header.version}, expected "
+                                 f"{_c.FQ_ABI_VERSION}); restart the service with one build")
+        a.arena = map_memory(arena_fd, 0, &a.arena_size, "input arena")
+        if a.arena_size < 4096 or (<_c.fq_arena_header *>a.arena).magic != _c.FQ_MAGIC_INPUT:
+            raise LayoutMismatch("input arena: the descriptor holds something else")
+        a.private_memory = calloc(1, _c.fq_attached_private_bytes(header.slots))
+        if a.private_memory == NULL:
+            raise MemoryError()
+        a.eventfd = os.dup(eventfd)
+        cdef int number = _c.fq_former_attach(self.former, a.lane, header.slots, header.completions, a.arena, a.arena_size,
+                                              a.eventfd, a.private_memory)
+        if number < 0:
+            raise QueueError("a worker has at most 64 lanes")
+        self.lanes[number] = a
+        return number
+
+    def detach_lane(self, uint32_t number) -> None:
+        """The front end of a lane is gone. Waits, without the GIL, for what is launched."""
+        self.alive()
+        if number not in self.lanes:
+            raise ValueError(f"lane {number} is not attached")
+        with nogil:
+            _c.fq_former_detach(self.former, number)
+        del self.lanes[number]
+
+    def add_model(self, uint32_t id, *, uint32_t group, uint32_t max_batch, element_bytes, output_row_bytes,
+                  int64_t max_wait_ns=0, bint batched=True, uint32_t max_streams=1) -> None:
+        """Registers a model: `element_bytes` per input (0: variable), `output_row_bytes` per output (-1: known after the
+        run only). max_batch in rows; 1 and batched=False for a model that does not batch."""
+        cdef _c.fq_model_config config
+        self.alive()
+        if id == 0 or max_batch == 0 or not (len(element_bytes) <= _c.FQ_MAX_TENSORS >= len(output_row_bytes)):
+            raise ValueError(f"model {id}: id and max_batch ({max_batch}) are positive, with at most "
+                             f"{_c.FQ_MAX_TENSORS} inputs and outputs")
+        memset(&config, 0, sizeof(config))
+        config.id, config.group, config.max_streams = id, group, max_streams
+        config.policy.max_batch, config.policy.max_wait_ns = max_batch, max_wait_ns
+        config.signature.inputs, config.signature.batched = len(element_bytes), batched
+        config.outputs = len(output_row_bytes)
+        for i, size in enumerate(element_bytes):
+            config.signature.element_bytes[i] = size
+        for i, size in enumerate(output_row_bytes):
+            config.output_row_bytes[i] = size
+        if _c.fq_former_add_model(self.former, &config) < 0:
+            raise QueueError(f"a worker has at most {_c.FQ_MAX_MODELS} models loaded")
+
+    def remove_model(self, uint32_t id) -> None:
+        """Waits, without the GIL, until nothing of the model waits or runs, then forgets it."""
+        self.alive()
+        with nogil:
+            _c.fq_former_remove_model(self.former, id)
+
+    def add_stream(self, uint32_t group) -> int:
+        """A stream with two launch slots, for the models of `group`. Its number."""
+        self.alive()
+        cdef int number = _c.fq_former_add_stream(self.former, group)
+        if number < 0:
+            raise QueueError("a worker has at most 64 streams")
+        return number
+
+    def remove_stream(self, uint32_t number) -> None:
+        """Its launcher's next_batch returns None."""
+        self.alive()
+        _c.fq_former_remove_stream(self.former, number)
+
+    def run(self) -> None:
+        """The former thread, without the GIL, until `close`."""
+        self.alive()
+        with nogil:
+            _c.fq_former_run(self.former)
+
+    def close(self) -> None:
+        """Ends `run` and every `next_batch`. What waits stays unanswered: end the lanes."""
+        self.alive()
+        with nogil:
+            _c.fq_former_close(self.former)
+
+    def next_batch(self, uint32_t stream):
+        """The stream's next batch, launched; waits without the GIL. None: the stream was removed or the worker closes."""
+        cdef _c.fq_batch *batch
+        self.alive()
+        with nogil:
+            batch = _c.fq_stream_next(self.former, stream)
+        return self.wrap(batch)
+
+    def try_batch(self, uint32_t stream):
+        """The stream's next closed batch, launched, or None."""
+        self.alive()
+        return self.wrap(_c.fq_stream_try(self.former, stream))
+
+    cdef Batch wrap(self, _c.fq_batch *batch):
+        if batch == NULL:
+            return None
+        cdef Batch wrapped = Batch()
+        wrapped.former = self
+        wrapped.batch = batch
+        return wrapped
+
+    def step(self) -> int:
+        """Everything that can be done now, on this thread. When to step again if nothing comes, in ns."""
+        self.alive()
+        return _c.fq_former_step_now(self.former)
+
+    def set_clock(self, int64_t ns) -> None:
+        """Moves a test's clock."""
+        self.alive()
+        self.former.fixed_ns = ns
+
+    def stats(self) -> list:
+        """A ModelStats per model."""
+        self.alive()
+        return read_stats(<_c.fq_worker_page *>self.page)
+
+    @property
+    def free_output_bytes(self) -> int:
+        """Bytes of the output arena that nobody holds."""
+        self.alive()
+        return self.former.output.free_granules * 4096
+
+    def check(self) -> int:
+        """The number of the broken invariant of fq_output.h, 0 when all hold. Only while no launcher runs."""
+        self.alive()
+        return _c.fq_output_check(&self.former.output)
+
+    def __reduce__(self):
+        raise TypeError("a BatchFormer is shared by its descriptors, not by pickle")
