@@ -173,9 +173,9 @@ def _print_service(out: Console, results: Sequence[Result], statistics: pb.Model
         mean = statistics.inference_count / statistics.execution_count
         largest = max((entry.batch_size for entry in statistics.batch_stats), default=0)
         out.print(
-            f"Batches formed: {statistics.execution_count:,} of {mean:.1f} rows on average, at most {largest}; "
-            f"single-row requests on {STREAMS} streams, {WINDOW} in flight each."
+            f"Batches formed: {statistics.execution_count:,} of {mean:.1f} rows on average, {largest} at most"
         )
+        out.print(f"  (requests had one row each, on {STREAMS} streams with {WINDOW} in flight).")
     if asked:
         p50, p99 = (asked[max(0, math.ceil(share * len(asked)) - 1)] / 1e6 for share in (0.50, 0.99))
         out.print(f"Latency of a request: p50 {p50:.1f} ms, p99 {p99:.1f} ms.")

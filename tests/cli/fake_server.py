@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-
 from typer.testing import Result
 
 from service._pb import inference as pb

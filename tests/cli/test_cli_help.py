@@ -1,0 +1,74 @@
+"""--help teaches: every subcommand has a text and examples. It loads nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fake_server import Run
+
+from service import __version__
+from service.cli.common import Column, plain_table
+
+COMMANDS = ["serve", "demo", "infer", "models", "bench"]
+
+
+def test_the_first_page_names_every_command_and_shows_the_way(run: Run) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f" {command} " in result.stdout
+        assert f"headrace {command}" in result.stdout or command == "models"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_on_lines_of_their_own(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    examples = [line for line in lines if line.startswith(f"headrace {command}")]
+    assert "Examples" in lines and len(examples) >= 3
+
+
+def test_no_arguments_is_help_and_a_wrong_command_is_exit_code_2(run: Run) -> None:
+    assert "Usage" in run().output
+    assert run("srve").exit_code == 2
+
+
+def test_the_version_is_the_packages(run: Run) -> None:
+    assert run("--version").stdout == f"headrace {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--url", "--timeout", "--model-version"])
+def test_client_commands_share_their_flags(run: Run, flag: str) -> None:
+    for command in ("infer", "bench"):
+        assert flag in run(command, "--help").stdout
+
+
+def test_help_loads_neither_grpc_nor_numpy() -> None:
+    code = (
+        "import sys\nsys.argv = ['headrace', '--help']\nfrom service.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('grpc', 'numpy', 'onnxruntime', 'google.protobuf') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_python_dash_m_service_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "service", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == f"headrace {__version__}\n" and done.returncode == 0
+
+
+def test_a_table_in_a_pipe_is_aligned_and_never_cut() -> None:
+    lines = plain_table(
+        [Column("name"), Column("n", right=True), Column("note")], [["x" * 200, "7", ""], ["y", "10", "z"]]
+    )
+    assert lines == [
+        "name" + " " * 196 + "   n  note",
+        "x" * 200 + "   7",
+        "y" + " " * 199 + "  10  z",
+    ]

@@ -1,0 +1,86 @@
+"""``headrace serve``: every flag reaches the configuration, faults end with exit code 2. It is not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_server import Run
+
+import service.supervisor
+from service.config import ServeConfig
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    """The configurations that would have been served."""
+    configs: list[ServeConfig] = []
+
+    def serve(config: ServeConfig) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(service.supervisor, "serve", serve)
+    return configs
+
+
+def test_without_flags_the_configuration_is_the_default(run: Run, started: list[ServeConfig]) -> None:
+    assert run("serve", "model.onnx").exit_code == 0
+    assert started == [ServeConfig(model_paths=("model.onnx",))]
+
+
+def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfig]) -> None:
+    flags = {
+        "--grpc-port": 1,
+        "--metrics-port": 2,
+        "--host": "::1",
+        "--max-batch-size": 3,
+        "--max-batch-wait-us": 4,
+        "--instances": 5,
+        "--server-name": "six",
+        "--frontend": "grpcio",
+        "--arena-mb": 7,
+        "--output-arena-mb": 8,
+        "--drain-timeout": 9.5,
+        "--ready-fd": 10,
+    }
+    assert run("serve", "a.onnx", "b.onnx", *(part for item in flags.items() for part in item)).exit_code == 0
+    (config,) = started
+    assert config == ServeConfig(
+        model_paths=("a.onnx", "b.onnx"),
+        grpc_port=1,
+        metrics_port=2,
+        host="::1",
+        max_batch_size=3,
+        max_batch_wait_us=4,
+        instances=5,
+        server_name="six",
+        frontend="grpcio",
+        arena_mb=7,
+        output_arena_mb=8,
+        drain_timeout_s=9.5,
+        ready_fd=10,
+    )
+
+
+def test_the_services_exit_code_is_the_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.supervisor, "serve", lambda config: 3)
+    assert run("serve", "model.onnx").exit_code == 3
+
+
+def test_all_faults_are_said_at_once_with_exit_code_2(run: Run, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.onnx"
+    result = run("serve", missing, "--instances", 0, "--grpc-port", 70000, "--frontend", "carrier-pigeon")
+    assert result.exit_code == 2
+    for fault in (
+        f"cannot read model '{missing}'",
+        "--instances must be",
+        "--grpc-port must be",
+        "carrier-pigeon",
+    ):
+        assert fault in result.stderr
+
+
+def test_a_model_is_required(run: Run) -> None:
+    result = run("serve")
+    assert result.exit_code == 2 and "MODEL.onnx" in result.stderr
