@@ -1,0 +1,67 @@
+"""The worker process: loads the models it was told to, then serves links until its supervisor lets go of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from service.config import ServeConfig
+from service.control import Channel
+from service.engines.base import Engine, ModelLoadError, open_engine
+from service.errors import EXIT_BAD_START, EXIT_OK, StartError
+from service.process import control_fd, die_with_parent
+from service.worker.worker import Worker
+
+
+def open_engines(config: ServeConfig) -> list[Engine]:
+    """Loads every model of the configuration. Raises StartError with one sentence."""
+    return [open_model(path, name, config) for path, name in zip(config.model_paths, config.model_names(), strict=True)]
+
+
+def open_model(path: str, name: str, config: ServeConfig) -> Engine:
+    try:
+        return open_engine(
+            path,
+            name=name,
+            max_batch_size=config.max_batch_size,
+            max_batch_wait_us=config.max_batch_wait_us,
+            instances=config.instances,
+        )
+    except ModelLoadError as error:
+        raise StartError(str(error)) from error
+    except Exception as error:
+        traceback.print_exc()
+        raise StartError(f"model '{name}' ({path}) could not be loaded: {type(error).__name__}: {error}") from error
+
+
+def notes_on(worker: Worker) -> list[str]:
+    """What the person who started the service should know about its models."""
+    return [f"model '{spec.name}' is not batched: {spec.why_unbatched}" for spec in worker.specs if spec.why_unbatched]
+
+
+def main(arguments: Sequence[str]) -> int:
+    die_with_parent()
+    control = Channel.from_fd(control_fd(arguments))
+    configure = control.receive()
+    if configure is None:
+        return EXIT_OK
+    config = ServeConfig.from_json(configure.body["config"])
+    try:
+        worker = Worker(open_engines(config), config.output_arena_mb)
+    except StartError as error:
+        control.send("failed", {"message": str(error)})
+        return EXIT_BAD_START
+    worker.start()
+    control.send("loaded", {"models": [spec.name for spec in worker.specs], "notes": notes_on(worker)})
+    while (message := control.receive()) is not None:
+        if message.kind == "link":
+            worker.open_link(Channel.from_fd(message.take_fds()[0]))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(exit_code)  # launchers may be inside a model; whoever waited for them has gone

@@ -1,0 +1,51 @@
+"""The loop of one stream's thread: take the next batch, run it, and answer it whatever happens.
+
+A batch that was launched is always answered: by the engine (`batch.complete`), or here, with the engine's error.
+An exception fails the batch it came from and nothing else; the next batch finds the launcher as before.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from fastqueue import Batch, BatchFormer, QueueError
+from fastqueue.errors import OutputTooLarge
+from service.engines.base import EngineError, Instance
+from service.errors import Code
+
+
+def run_stream(former: BatchFormer, stream: int, instance: Instance, model: str) -> None:
+    """Runs batches until the stream is removed or the former closes. The wait is without the GIL."""
+    while (batch := former.next_batch(stream)) is not None:
+        if batch.check():
+            run_batch(batch, instance, model)
+
+
+def run_batch(batch: Batch, instance: Instance, model: str) -> None:
+    """Executes one batch. Raises nothing: what goes wrong is the batch's answer."""
+    try:
+        instance.execute(batch)
+    except Exception as error:
+        code, message = describe_failure(error, model)
+    else:
+        code, message = Code.INTERNAL, f"model '{model}' returned without an answer"
+    answer_if_open(batch, code, message)
+
+
+def answer_if_open(batch: Batch, code: Code, message: str) -> None:
+    """Fails the batch, unless the engine has answered it."""
+    try:
+        batch.fail(code, message)
+    except QueueError:
+        pass  # the usual case: the batch is done
+
+
+def describe_failure(error: Exception, model: str) -> tuple[Code, str]:
+    """What the clients of a failed batch are told. What no engine foresaw also leaves a traceback here."""
+    if isinstance(error, EngineError):
+        return Code.INTERNAL, str(error)
+    if isinstance(error, OutputTooLarge):
+        return Code.RESOURCE_EXHAUSTED, f"model '{model}': {error}"
+    traceback.print_exception(error, file=sys.stderr)
+    return Code.INTERNAL, f"model '{model}' failed: {type(error).__name__}: {error}"
