@@ -13,7 +13,7 @@ import typer
 
 from service import __version__
 from service.cli import bench, demo, infer, models, serve
-from service.cli.common import examples
+from service.cli.common import examples, paragraphs
 
 __all__ = ["app", "main"]
 
@@ -48,10 +48,16 @@ def _root(
     """The options before a subcommand."""
 
 
-for command in (serve, demo, infer, models, bench):
-    app.command(epilog=command.EPILOG)(getattr(command, command.__name__.rpartition(".")[2]))
+for _command, _epilog in (
+    (serve.serve, serve.EPILOG),
+    (demo.demo, demo.EPILOG),
+    (infer.infer, infer.EPILOG),
+    (models.models, models.EPILOG),
+    (bench.bench, bench.EPILOG),
+):
+    app.command(help=paragraphs(_command.__doc__), epilog=_epilog)(_command)
 
 
 def main() -> None:
     """The entry point of the console script."""
-    app()
+    app(prog_name="headrace")

@@ -7,6 +7,7 @@ are aligned with blanks, and no line is cut to a width that nobody asked for.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ DEFAULT_URL = "localhost:8001"
 def examples(*lines: str) -> str:
     """An epilog for --help: one example a line. typer joins lines unless a blank one is between them."""
     return "\n\n".join(["[bold]Examples[/bold]", *(escape(line) for line in lines)])
+
+
+def paragraphs(docstring: str | None) -> str:
+    """A docstring as help text: one line a paragraph, so that the terminal's width alone breaks lines."""
+    cleaned = inspect.cleandoc(docstring or "")
+    return "\n\n".join(" ".join(part.split()) for part in cleaned.split("\n\n"))
 
 
 def console() -> Console:

@@ -128,8 +128,11 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], 
 
 
 def _print_files(out: Console, results: Sequence[Result], model: FileTypeModel, everything: bool) -> None:
-    columns = [Column("file"), Column("type", style="bold"), Column("confidence", right=True), Column("")]
     rows = [_row(result, model) for result in results]
+    columns = [Column("file"), Column("type", style="bold"), Column("confidence", right=True), Column("note")]
+    if not any(row[-1] for row in rows):
+        columns.pop()
+        rows = [row[:-1] for row in rows]
     shown = len(rows) if everything or len(rows) <= 2 * _HEAD else _HEAD
     print_table(out, columns, rows[:shown])
     if shown == len(rows):
@@ -165,10 +168,15 @@ def _print_types(out: Console, results: Sequence[Result]) -> None:
 
 
 def _print_service(out: Console, results: Sequence[Result], statistics: pb.ModelStatistics | None) -> None:
+    from service.demo.classify import BY_RULE, FAILED
+
     asked = sorted(result.latency_ns for result in results if result.latency_ns)
-    by_rule = sum(not result.latency_ns for result in results)
+    counts = Counter(result.source for result in results)
     out.print()
-    out.print(f"{len(results):,} files: {len(asked):,} through the model, {by_rule:,} by rule or not at all.")
+    out.print(
+        f"{len(results):,} files: {len(asked):,} through the model, {counts[BY_RULE]:,} by rule, "
+        f"{counts[FAILED]:,} could not be read or were refused."
+    )
     if statistics is not None and statistics.execution_count:
         mean = statistics.inference_count / statistics.execution_count
         largest = max((entry.batch_size for entry in statistics.batch_stats), default=0)
@@ -186,16 +194,17 @@ def _print_next(out: Console, model: FileTypeModel) -> None:
 
 
 _NEXT = """
-How to go on:
+How to go on
 
-  headrace serve {path}       # this model again, as 'model'
-  headrace infer model FILE.npy       # in another terminal: one request, INT32 [1, {row}]
-  headrace bench model -c 64          # or a lot of them, and the batches they became
-  headrace serve YOUR_MODEL.onnx
+  Serve this model again, under its file's name, or one of your own:
+      headrace serve {path}
 
-or from Python, with the client you may have already (pip install 'tritonclient[grpc]'):
+  Then, in another terminal, see what is served and put it under load:
+      headrace models
+      headrace bench model -c 64
 
-  import numpy as np, tritonclient.grpc as grpc
-  x = grpc.InferInput("bytes", [1, {row}], "INT32")
-  x.set_data_from_numpy(np.full((1, {row}), 256, np.int32))
-  print(grpc.InferenceServerClient("localhost:8001").infer("model", [x]).as_numpy("target_label"))"""
+  And from Python, with the client you may have already (pip install 'tritonclient[grpc]'):
+      import numpy as np, tritonclient.grpc as grpc
+      x = grpc.InferInput("bytes", [1, {row}], "INT32")
+      x.set_data_from_numpy(np.full((1, {row}), 256, np.int32))
+      print(grpc.InferenceServerClient("localhost:8001").infer("model", [x]).as_numpy("target_label"))"""

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     model: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL.onnx...", help="Model files, each named by its stem, version 1."),
+        typer.Argument(metavar="MODEL.onnx", help="Model files, each named by its stem, version 1."),
     ],
     grpc_port: Annotated[int, typer.Option(help="Port of the gRPC service; 0 takes a free one.")] = 8001,
     metrics_port: Annotated[

@@ -37,6 +37,9 @@ class FakeServer:
         self.seen: list[pb.ModelInferRequest] = []
         self.refuse: Callable[[pb.ModelInferRequest], str] = lambda request: ""
         self.answer_in_order = True
+        self.errors_name_their_request = True
+        self.ends_streams = True
+        self.requests_by_stream: list[int] = []
         self.not_ready: set[str] = set()
         self._lock = threading.Lock()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=32))
@@ -98,17 +101,24 @@ class FakeServer:
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         held = []
+        number = len(self.requests_by_stream)
+        self.requests_by_stream.append(0)
         for request in requests:
+            self.requests_by_stream[number] += 1
             reason = self.refuse(request)
             answer = pb.ModelStreamInferResponse(error_message=reason)
-            if reason:
+            if reason and self.errors_name_their_request:
                 answer.infer_response.id = request.id
-            else:
+            elif not reason:
                 answer.infer_response.CopyFrom(self._affine(request))
             held.append(answer)
             if self.answer_in_order or len(held) == 2:
                 yield from reversed(held)
                 held = []
+        if not self.ends_streams:
+            over = threading.Event()
+            if context.add_callback(over.set):
+                over.wait()
 
     def _affine(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         x = np.frombuffer(request.raw_input_contents[0], "<f4")

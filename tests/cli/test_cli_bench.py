@@ -53,6 +53,7 @@ def test_an_open_loop_sends_so_many_and_says_how_late(run: Run, server: FakeServ
 def test_streams_can_be_fewer_than_requests_in_flight(run: Run, server: FakeServer) -> None:
     report = report_of(run, server, "-n", 60, "-c", 12, "--stream", "--streams", 3)
     assert report["streams"] == 3 and report["latency_us"]["count"] == 60
+    assert len(server.requests_by_stream) == 3 and min(server.requests_by_stream) > 0
 
 
 def test_each_request_on_a_stream_has_an_id_of_its_own(run: Run, server: FakeServer) -> None:

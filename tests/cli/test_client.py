@@ -172,6 +172,22 @@ def test_a_refused_request_fails_alone(server: FakeServer) -> None:
     assert str(outcomes[1]) == "not this one"
 
 
+def test_an_error_that_names_no_request_is_the_oldest_ones(server: FakeServer) -> None:
+    server.errors_name_their_request = False
+    server.refuse = lambda request: "not this one" if request.id == "2" else ""
+
+    async def work(client: AsyncClient) -> list[pb.ModelInferResponse | BaseException]:
+        async with InferStream(client) as stream:
+            return await asyncio.gather(*(stream.infer(r) for r in rows(4)), return_exceptions=True)
+
+    assert [type(outcome) is RequestRefused for outcome in with_client(server.url, work)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_a_stream_to_nobody_fails_every_request(nobody: str) -> None:
     async def work(client: AsyncClient) -> list[pb.ModelInferResponse | BaseException]:
         async with InferStream(client) as stream:
@@ -198,7 +214,7 @@ def test_a_stream_that_the_server_drops_fails_what_is_unanswered(server: FakeSer
 
 
 def test_leaving_a_stream_by_an_exception_does_not_wait_for_answers(server: FakeServer) -> None:
-    server.answer_in_order = False
+    server.answer_in_order = server.ends_streams = False
 
     async def work(client: AsyncClient) -> None:
         async with asyncio.TaskGroup() as group:
