@@ -1,16 +1,17 @@
-"""What an engine is: it opens a model, describes it, and creates instances, each of which runs one batch at a time.
+"""What an engine is: it opens a model, describes it, and creates instances, each of which runs one batch at a
+time.
 
     open_engine(path) -> Engine    spec, create_instance(index), close()
     Instance.execute(batch)        on the calling launcher's thread, start to end; answers the batch or raises
 
 One batch, in an instance:
 
-    1. inputs      batch.input_pointer(i): it lies in one piece; 0: batch.gather(i, ...) into the instance's buffer
-    2. batch.mark_input_done()
-    3. batch.reserve(row bytes): addresses in the output arena, before the run where every size is known from the
-       spec (the model then writes straight into the arena), otherwise after it, and the outputs are copied
-    4. run; batch.mark_compute_done()
-    5. batch.complete(shapes of the whole batch, in model order)
+    1. batch.input_pointer(i): the input lies in one piece, use it there; 0: batch.gather(i, ...) into a
+       buffer of the instance; then batch.mark_input_done()
+    2. batch.reserve(row bytes): addresses in the output arena, before the run where every size is known from
+       the spec (the model then writes straight into the arena), otherwise after it, and outputs are copied
+    3. run; batch.mark_compute_done()
+    4. batch.complete(shapes of the whole batch, in model order)
 
 An instance never answers for a batch that failed: it raises EngineError, whose text reaches the client as
 INTERNAL, and the launcher answers. An instance is used by one thread at a time; different instances of one
@@ -66,7 +67,7 @@ def open_engine(
     `max_batch_size`: None derives it from the model, 0 turns batching off. `instances`: at least 1. Raises
     ModelLoadError.
     """
-    if path.endswith(".onnx"):
+    if path.lower().endswith(".onnx"):
         from service.engines.onnxruntime import open_onnx
 
         return open_onnx(
@@ -76,4 +77,4 @@ def open_engine(
             max_batch_wait_us=max_batch_wait_us,
             instances=instances,
         )
-    raise ModelLoadError(f"model '{path}': no engine serves this kind of file; expected a name ending in .onnx")
+    raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; expected *.onnx")

@@ -1,1 +1,1 @@
-"""What a model is, apart from any engine and any wire: its description, and how that is derived from a file."""
+"""What a model is, apart from any engine and any wire: its spec, and how that is derived from a file."""

@@ -1,12 +1,12 @@
 """What every part of the service knows about a model: one frozen ModelSpec, made once when the model loads.
 
-    engine --load--> ModelSpec --JSON on control sockets and links--> front end: codec's C blob, metadata, config
+    engine --load--> ModelSpec --JSON, control socket and link--> front end: codec's blob, metadata, config
 
 The worker's engine makes it; nobody changes it afterwards. This file depends on nothing of ours, and on numpy
 only where somebody asks for a dtype, so that any process may import it at little cost.
 
-The batch axis is not in the dims of a model that batches (`max_batch_size` > 0): a TensorSpec describes one row.
-ModelConfig says dims in just that form, ModelMetadata says shapes with a leading -1 instead; clients
+The batch axis is not in the dims of a model that batches (`max_batch_size` > 0): a TensorSpec describes one
+row. ModelConfig says dims in just that form, ModelMetadata says shapes with a leading -1 instead; clients
 (perf_analyzer among them) drop that first dimension, so the two must not be mixed up. A model that does not
 batch has its full shapes in both. A dim of -1 may have any size, also 0.
 
@@ -70,7 +70,7 @@ _BY_CONFIG = {row.config: row.name for row in DATATYPES.values()}
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """The numpy dtype of an OIP datatype ("FP32"). BYTES is `object`. ValueError when there is none (BF16)."""
+    """The numpy dtype of an OIP datatype ("FP32"). BYTES is `object`. ValueError when it has none (BF16)."""
     import numpy as np
 
     row = DATATYPES.get(datatype)
@@ -81,12 +81,13 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def datatype_of_numpy(dtype: np.dtype[Any]) -> str:
-    """The OIP datatype of a numpy dtype; numpy's own strings ("S3", "U3") are BYTES. ValueError for others."""
+    """The OIP datatype of a numpy dtype; numpy's strings ("S3", "U3") are BYTES. ValueError for others."""
     if dtype.kind in "SU":
         return "BYTES"
     name = _BY_NUMPY.get(dtype.name)
     if name is None:
-        raise ValueError(f"numpy dtype {dtype} has no datatype on the wire; expected one of {', '.join(_BY_NUMPY)}")
+        known = ", ".join(_BY_NUMPY)
+        raise ValueError(f"numpy dtype {dtype} has no datatype on the wire; expected one of {known}")
     return name
 
 

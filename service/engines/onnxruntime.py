@@ -1,0 +1,342 @@
+"""ONNX Runtime on the CPU: one session per model, run by all of its instances at once.
+
+    open_onnx      session -> declared tensors -> derive (runs the model on test inputs) -> OnnxEngine
+    OnnxInstance   one launcher's binding and buffers; nothing of it is shared
+
+Threads. A session is safe to run from several threads, and its pool of worker threads is shared by them: an
+instance's launcher takes part in its own run. So `cores - instances` pool threads make `cores` threads in
+all, cores / instances for each instance when all are busy, and more for one that is alone. A session per
+instance would hold the weights once per instance and give the same throughput: magika, two instances on two
+cores, 394 runs/s and 33 MB with one session, 379 runs/s and 38 MB with two. Pool threads do not spin while
+they wait (they would take the cores of the front end and of other models): magika on both cores costs 6.0 ms
+of CPU a run instead of 7.6, at the same speed; a model of 40 us a run pays about 30 us for the wake-up.
+
+Copies. An input that lies in the input arena in one aligned piece is used where it lies; otherwise its rows
+are gathered once, into a buffer of the instance that keeps its address, so that the binding stays valid as
+long as the shape stays the same. Outputs are written by the model straight into the output arena when every
+size is known before the run and a run at load has shown that the sizes are true and that the bound addresses
+are used (ONNX Runtime ignores the address of an output that is an input of the graph too). Otherwise ONNX
+Runtime allocates them, and they are copied once.
+
+CPU per batch outside of the model is a handful of calls, whatever the batch's size; nothing here is per row.
+
+What is refused at load by name: BYTES and BF16 tensors, sequences, maps, optional and sparse tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from service.engines.base import EngineError, ModelLoadError
+from service.models.derive import derive
+from service.models.probe import Array, Declared, RunFailed, Shape
+from service.models.spec import ModelSpec, TensorSpec, numpy_dtype
+
+if TYPE_CHECKING:
+    from fastqueue import Batch
+
+PLATFORM = "onnxruntime_onnx"
+BACKEND = "onnxruntime"
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+}
+_NOT_SERVED_YET = {"tensor(string)": "BYTES", "tensor(bfloat16)": "BF16"}
+_ALIGN = 64
+_EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
+_MAX_TEXT = 400
+_FATAL = 4  # log severity: errors are raised, so that logging them would say everything twice
+
+
+# ---- loading ----
+
+
+def open_onnx(
+    path: str, *, name: str, max_batch_size: int | None, max_batch_wait_us: int, instances: int
+) -> OnnxEngine:
+    """Loads an ONNX file; parameters and errors as `service.engines.base.open_engine`."""
+    where = f"model '{name}' ({path})"
+    session = _open_session(path, where, max(1, available_cores() - instances + 1))
+    inputs, outputs = _declarations(session, where)
+
+    def run(arrays: Sequence[Array]) -> Sequence[Array]:
+        feed = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
+        try:
+            return [np.asarray(array) for array in session.run(None, feed)]
+        except Exception as error:
+            raise RunFailed(clean(error)) from error
+
+    found = derive(inputs, outputs, run, max_batch_size)
+    spec = ModelSpec(
+        name=name,
+        version="1",
+        platform=PLATFORM,
+        backend=BACKEND,
+        max_batch_size=found.max_batch_size,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        max_batch_wait_us=max_batch_wait_us,
+        instances=instances,
+        why_unbatched=found.why_unbatched,
+        warnings=found.warnings,
+    )
+    if faults := spec.faults():
+        raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
+    ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in spec.outputs)
+    if ahead:
+        ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
+    return OnnxEngine(session, spec, ahead)
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity, and the quota of its control group where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return max(1, min(cores, -(-int(quota) // int(period))))
+    except (OSError, ValueError):  # no such file, or the quota is "max"
+        return cores
+
+
+def _open_session(path: str, where: str, threads: int) -> Any:
+    try:
+        with open(path, "rb") as file:
+            if not file.read(1):
+                raise ModelLoadError(f"{where} is an empty file; expected an ONNX model")
+    except OSError as error:
+        raise ModelLoadError(f"{where} cannot be read: {error.strerror}") from error
+    import onnxruntime as ort
+
+    ort.set_default_logger_severity(_FATAL)
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    try:
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        advice = "check that the file is a complete ONNX model that this version can run"
+        raise ModelLoadError(
+            f"{where} was not loaded by ONNX Runtime {ort.__version__}: {clean(error)}; {advice}"
+        ) from error
+
+
+def _declarations(session: Any, where: str) -> tuple[list[Declared], list[Declared]]:
+    """Inputs and outputs as the file declares them. Raises ModelLoadError with all that are not served."""
+    faults: list[str] = []
+    sides = []
+    for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):
+        faults += [fault for node in nodes if (fault := _type_fault(kind, node))]
+        sides.append([Declared(n.name, _DATATYPES.get(n.type, ""), tuple(n.shape)) for n in nodes])
+    if faults:
+        raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
+    return sides[0], sides[1]
+
+
+def _type_fault(kind: str, node: Any) -> str:
+    if node.type in _DATATYPES:
+        return ""
+    if node.type in _NOT_SERVED_YET:
+        return f"{kind} '{node.name}' has datatype {_NOT_SERVED_YET[node.type]}, which is not served yet"
+    known = ", ".join(_DATATYPES.values())
+    return f"{kind} '{node.name}' has type {node.type}; expected a tensor of {known}"
+
+
+def _writes_where_bound(
+    session: Any, inputs: Sequence[Declared], outputs: Sequence[Declared], sample: Sequence[Array], run: Any
+) -> bool:
+    """Whether a run puts every output at the address it was bound to."""
+    expected = run(sample)
+    arrays = [np.empty_like(array) for array in expected]
+    binding = session.io_binding()
+    for side, bind, values in (
+        (inputs, binding.bind_input, sample),
+        (outputs, binding.bind_output, arrays),
+    ):
+        for tensor, array in zip(side, values, strict=True):
+            bind(tensor.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    try:
+        session.run_with_iobinding(binding)
+    except Exception:
+        return False
+    pairs = zip(binding.get_outputs(), arrays, strict=True)
+    return all(array.size == 0 or value.data_ptr() == array.ctypes.data for value, array in pairs)
+
+
+# ---- running ----
+
+
+class OnnxEngine:
+    """A loaded ONNX model. `ahead`: outputs are reserved before the run and written there by the model."""
+
+    def __init__(self, session: Any, spec: ModelSpec, ahead: bool) -> None:
+        self.spec = spec
+        self.ahead = ahead
+        self._session = session
+
+    def create_instance(self, index: int) -> OnnxInstance:
+        if self._session is None:
+            raise RuntimeError(f"model '{self.spec.name}' is closed")
+        return OnnxInstance(self._session, self.spec, self.ahead)
+
+    def close(self) -> None:
+        self._session = None
+
+
+class OnnxInstance:
+    """One execution slot: a binding and, per input, a buffer that grows to the largest batch seen."""
+
+    def __init__(self, session: Any, spec: ModelSpec, ahead: bool) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._batches = spec.batches
+        self._inputs = [_Input(i, tensor, spec.max_batch_size or 1) for i, tensor in enumerate(spec.inputs)]
+        self._outputs = [(tensor, numpy_dtype(tensor.datatype).type) for tensor in spec.outputs]
+        self._row_bytes = [tensor.row_bytes for tensor in spec.outputs]
+        self._execute = self._run_in_place if ahead else self._run_and_copy
+
+    def execute(self, batch: Batch) -> None:
+        """Runs a batch and completes it. Raises EngineError when the model failed; the batch is then open."""
+        binding = self._binding
+        for port in self._inputs:
+            port.bind(binding, batch)
+        batch.mark_input_done()
+        self._execute(batch)
+
+    def _run_in_place(self, batch: Batch) -> None:
+        rows = (batch.rows,) if self._batches else ()
+        addresses = batch.reserve(self._row_bytes)
+        bind, shapes = self._binding.bind_output, []
+        for (tensor, dtype), address in zip(self._outputs, addresses or (), strict=True):
+            shape = rows + tensor.dims
+            bind(tensor.name, "cpu", 0, dtype, shape, address)
+            shapes.append(shape)
+        self._run()
+        batch.mark_compute_done()
+        batch.complete(shapes)
+
+    def _run_and_copy(self, batch: Batch) -> None:
+        try:
+            self._release_outputs()  # an output still bound would be written again, at its old size
+            self._run()
+            batch.mark_compute_done()
+            self._copy_out(batch, self._binding.get_outputs())
+        finally:
+            self._release_outputs()
+
+    def _copy_out(self, batch: Batch, values: Sequence[Any]) -> None:
+        shapes: list[Shape] = [tuple(value.shape()) for value in values]
+        if self._batches:
+            self._check_rows(shapes, batch.rows)
+        sizes = [
+            prod(shape[self._batches :]) * tensor.element_bytes
+            for shape, (tensor, _) in zip(shapes, self._outputs, strict=True)
+        ]
+        addresses = batch.reserve(sizes)
+        rows = batch.rows if self._batches else 1
+        for value, size, address in zip(values, sizes, addresses or (), strict=True):
+            if size * rows:
+                ctypes.memmove(address, value.data_ptr(), size * rows)  # without the GIL
+        batch.complete(shapes)
+
+    def _check_rows(self, shapes: Sequence[Shape], rows: int) -> None:
+        for shape, (tensor, _) in zip(shapes, self._outputs, strict=True):
+            if not shape or shape[0] != rows:
+                raise EngineError(
+                    f"output '{tensor.name}' came out as {list(shape)}, expected {rows} rows on axis 0: "
+                    "the model's rows are not independent, serve it with --max-batch-size 0"
+                )
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise EngineError(clean(error)) from error
+
+    def _release_outputs(self) -> None:
+        for tensor, _ in self._outputs:
+            self._binding.bind_output(tensor.name, "cpu")
+
+    def close(self) -> None:
+        self._binding = self._session = None
+        self._inputs = []
+
+
+class _Input:
+    """An input of an instance: binds the batch's data where it lies, or gathered into a buffer."""
+
+    def __init__(self, index: int, tensor: TensorSpec, max_rows: int) -> None:
+        self._index = index
+        self._name = tensor.name
+        self._dtype = numpy_dtype(tensor.datatype).type
+        self._bound: tuple[int, Shape | None] = (0, None)
+        self._grow(min(max(1, tensor.row_bytes * max_rows), _EAGER_BYTES))
+
+    def bind(self, binding: Any, batch: Batch) -> None:
+        shape = batch.input_shape(self._index)
+        address = batch.input_pointer(self._index)
+        if address == 0:
+            address = self._gather(batch)
+        if (address, shape) != self._bound:
+            binding.bind_input(self._name, "cpu", 0, self._dtype, shape, address)
+            self._bound = (address, shape)
+
+    def _gather(self, batch: Batch) -> int:
+        needed = batch.input_bytes(self._index)
+        if needed > self._capacity:
+            self._grow(1 << (needed - 1).bit_length())
+        batch.gather(self._index, self._address, self._capacity)
+        return self._address
+
+    def _grow(self, capacity: int) -> None:
+        self._memory = np.empty(capacity + _ALIGN, np.uint8)
+        self._address = -(-self._memory.ctypes.data // _ALIGN) * _ALIGN
+        self._capacity = capacity
+
+
+# ---- what ONNX Runtime says ----
+
+_NOISE = [
+    re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : "),
+    re.compile(r"Error in execution: "),
+    re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*\([^()]*\)(?: const)? "),
+    re.compile(r"Non-zero status code returned while "),
+]
+_WRONG_SHAPE = re.compile(
+    r"provided for output '(?P<name>.*?)' .*?has shape {(?P<bound>[\d,]*)} "
+    r"but the computed output shape for this run is {(?P<came>[\d,]*)}"
+)
+
+
+def clean(error: Exception) -> str:
+    """What an exception of ONNX Runtime says to somebody who has the model, not its source: one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if match := _WRONG_SHAPE.search(text):
+        return (
+            f"output '{match['name']}' came out with shape [{match['came']}], expected [{match['bound']}]: "
+            "its shape depends on the data"
+        )
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."

@@ -1,0 +1,276 @@
+"""Whether the rows of a model are independent, found out by running it; and the shapes its outputs really
+have.
+
+A file only claims things: a dynamic axis 0 may count rows, time steps or boxes, and a model may mix its rows
+(softmax or mean over axis 0, batch statistics). Batching such a model would answer callers with each other's
+data. So three rows are made, each run alone, then two and three of them together. The rows are independent
+iff
+
+    (1) every output has as many rows along axis 0 as went in, for 1, 2 and 3 rows,
+    (2) the other dimensions do not depend on how many rows ran,
+    (3) each row of a batch is the row that ran alone, within the tolerance of its datatype, and
+    (4) at least one output tells the three rows apart (else (3) would say nothing).
+
+Findings, from the best to the worst; only the first lets a model batch by itself:
+
+    INDEPENDENT   all four hold
+    CLOSE         (3) misses the tolerance by little: dynamic quantisation looks like that
+    UNKNOWN       no test input could be run, or (4) never held
+    DEPENDENT     (1) or (2) fails, a batch cannot be run, or (3) is far off
+
+Test inputs are made from the declared shapes: dynamic dimensions get one size (the same everywhere), numbers
+come from a seeded generator. Few models accept any input, so sizes and ranges are tried until one runs; token
+ids must be small, masks 0 or 1, images large. The magnitude of floats grows from row to row, so that a scale
+taken over the whole batch shows. A row's numbers do not depend on the batch it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.models.spec import numpy_dtype
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+Run = Callable[[Sequence[Array]], Sequence[Array]]  # inputs to outputs, in model order; raises RunFailed
+
+ROWS = 3
+SIZES = (64, 16, 1, 256, 1024, 16000)  # most likely to run first
+MAX_ROW_ELEMENTS = 4 << 20  # of one input; larger test inputs would cost seconds
+
+# Largest difference of a row in a batch and alone, as a fraction of the output's largest magnitude. Real
+# models differ because kernels sum in another order: magika by 6e-4. FP16 has 11 bits.
+TOLERANCE = {"FP16": 2e-2, "FP32": 2e-3, "FP64": 2e-3}
+FAR_OFF = 0.1
+
+
+class RunFailed(Exception):
+    """The model does not run on these inputs."""
+
+
+class Declared(NamedTuple):
+    """An input or output as the file declares it. A dimension is a size, a symbol, or None (dynamic).
+
+    An empty shape is a scalar or, which ONNX Runtime does not tell apart, undeclared.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int | str | None, ...]
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+    integers: int  # integers are in [0, integers)
+
+
+RANGES = (Range(-1.0, 1.0, 8), Range(0.0, 1.0, 2), Range(0.0, 255.0, 256))
+
+
+class Trial(NamedTuple):
+    size: int
+    range: Range
+
+
+class Finding(IntEnum):
+    INDEPENDENT = 0
+    CLOSE = 1
+    UNKNOWN = 2
+    DEPENDENT = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found.
+
+    Attributes:
+        why: one clause on everything but INDEPENDENT. sample: inputs of one row that ran, in model order.
+        shapes: output shapes of every run of one row. Both are empty where nothing ran.
+    """
+
+    finding: Finding
+    why: str = ""
+    sample: tuple[Array, ...] = ()
+    shapes: tuple[tuple[Shape, ...], ...] = ()
+
+
+def is_dynamic(dim: int | str | None) -> bool:
+    return not isinstance(dim, int) or dim < 0
+
+
+# ---- test inputs ----
+
+
+def trials(inputs: Sequence[Declared]) -> Iterator[Trial]:
+    """Everything to try, in order. One size suffices where only axis 0 is dynamic."""
+    inner = [tensor.shape[1:] for tensor in inputs if any(is_dynamic(dim) for dim in tensor.shape[1:])]
+    for size in SIZES if inner else SIZES[:1]:
+        if all(prod(_sizes(shape, size, set())) <= MAX_ROW_ELEMENTS for shape in inner):
+            for numbers in RANGES:
+                yield Trial(size, numbers)
+
+
+def axis_symbols(inputs: Sequence[Declared]) -> set[str]:
+    """The symbols that stand on axis 0 of an input."""
+    return {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], str)}
+
+
+def _sizes(shape: Sequence[int | str | None], size: int, ones: set[str]) -> Shape:
+    """`shape` with 1 for symbols in `ones` (they count rows, on any axis) and `size` for what is dynamic."""
+    return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 if dim in ones else size for dim in shape)
+
+
+def make_row(inputs: Sequence[Declared], row: int, trial: Trial) -> tuple[Array, ...]:
+    """Row number `row` of every input, with an axis 0 of its declared size, 1 where that is dynamic."""
+    ones = axis_symbols(inputs)
+    arrays = []
+    for number, tensor in enumerate(inputs):
+        shape = _sizes(tensor.shape[:1], 1, ones) + _sizes(tensor.shape[1:], trial.size, ones)
+        arrays.append(_numbers(tensor.datatype, shape, number, row, trial.range))
+    return tuple(arrays)
+
+
+def _numbers(datatype: str, shape: Shape, number: int, row: int, numbers: Range) -> Array:
+    random = np.random.default_rng([number, row])
+    dtype = numpy_dtype(datatype)
+    if dtype.kind == "b":
+        return random.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return random.integers(0, min(numbers.integers, np.iinfo(dtype).max + 1), shape).astype(dtype)
+    magnitude = (row + 1) / ROWS
+    return np.asarray(random.uniform(numbers.low, numbers.high, shape) * magnitude).astype(dtype)
+
+
+def _joined(rows: Sequence[tuple[Array, ...]]) -> list[Array]:
+    return [np.concatenate(arrays) for arrays in zip(*rows, strict=True)]
+
+
+# ---- finding out ----
+
+
+def observe(inputs: Sequence[Declared], run: Run) -> Probe:
+    """Runs one request of a model that does not batch, to see its outputs' shapes. The finding is UNKNOWN."""
+    error = RunFailed("nothing was tried")
+    for trial in trials(inputs):
+        sample = make_row(inputs, 0, trial)
+        try:
+            outputs = run(sample)
+        except RunFailed as failure:
+            error = failure
+            continue
+        return Probe(Finding.UNKNOWN, "", sample, (tuple(array.shape for array in outputs),))
+    return Probe(Finding.UNKNOWN, f"no test input could be run ({error})")
+
+
+def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run) -> Probe:
+    """Finds out whether rows along axis 0, dynamic in every input, are independent."""
+    failure: RunFailed | None = None
+    unclear: Probe | None = None
+    for trial in trials(inputs):
+        rows = [make_row(inputs, row, trial) for row in range(ROWS)]
+        try:
+            alone = [run(row) for row in rows]
+        except RunFailed as error:
+            failure = failure or error
+            continue
+        probe = _judge(outputs, rows, alone, run)
+        if probe.finding != Finding.UNKNOWN:
+            return probe
+        unclear = unclear or probe
+    return unclear or Probe(Finding.UNKNOWN, f"no test input could be run to compare rows ({failure})")
+
+
+def _judge(
+    outputs: Sequence[Declared], rows: Sequence[tuple[Array, ...]], alone: Sequence[Sequence[Array]], run: Run
+) -> Probe:
+    shapes = tuple(tuple(array.shape for array in result) for result in alone)
+    finding, why = _compare_all(outputs, rows, alone, run)
+    return Probe(finding, why, rows[0], shapes)
+
+
+def _compare_all(
+    outputs: Sequence[Declared], rows: Sequence[tuple[Array, ...]], alone: Sequence[Sequence[Array]], run: Run
+) -> tuple[Finding, str]:
+    worst = (Finding.INDEPENDENT, "")
+    for result in alone:
+        worst = max(worst, _compare_shapes(outputs, [result], result), key=_badness)
+    for count in range(2, ROWS + 1):
+        try:
+            batch = run(_joined(rows[:count]))
+        except RunFailed as error:
+            return Finding.DEPENDENT, f"it runs 1 row but not {count} ({error})"
+        worst = max(worst, _compare_shapes(outputs, alone[:count], batch), key=_badness)
+        if worst[0] == Finding.DEPENDENT:
+            return worst
+        worst = max(worst, _compare_values(outputs, alone[:count], batch), key=_badness)
+    if worst[0] == Finding.INDEPENDENT and not _told_apart(alone):
+        return Finding.UNKNOWN, "its outputs are the same for every test input, so rows could not be compared"
+    return worst
+
+
+def _badness(result: tuple[Finding, str]) -> int:
+    return result[0]
+
+
+def _compare_shapes(
+    outputs: Sequence[Declared], alone: Sequence[Sequence[Array]], batch: Sequence[Array]
+) -> tuple[Finding, str]:
+    count = len(alone)
+    for number, (tensor, array) in enumerate(zip(outputs, batch, strict=True)):
+        if array.ndim == 0:
+            return Finding.DEPENDENT, f"output '{tensor.name}' is a scalar"
+        rows = array.shape[0]
+        if rows != count:
+            return Finding.DEPENDENT, f"output '{tensor.name}' has size {rows} on axis 0 for {count} rows"
+        if any(result[number].shape[1:] != array.shape[1:] for result in alone):
+            return Finding.DEPENDENT, f"the shape of a row of output '{tensor.name}' depends on its batch"
+    return Finding.INDEPENDENT, ""
+
+
+def _compare_values(
+    outputs: Sequence[Declared], alone: Sequence[Sequence[Array]], batch: Sequence[Array]
+) -> tuple[Finding, str]:
+    worst = (Finding.INDEPENDENT, "")
+    for number, tensor in enumerate(outputs):
+        difference = relative_difference(np.concatenate([result[number] for result in alone]), batch[number])
+        if difference > TOLERANCE.get(tensor.datatype, 0.0):
+            finding = Finding.DEPENDENT if difference > FAR_OFF else Finding.CLOSE
+            what = f"{difference:.2g} of its range when other rows are in the batch"
+            why = f"a row of output '{tensor.name}' differs by {what}"
+            worst = max(worst, (finding, why), key=_badness)
+    return worst
+
+
+def relative_difference(expected: Array, got: Array) -> float:
+    """Largest difference as a fraction of the largest magnitude expected; of integers, how many differ.
+
+    NaN equals NaN, an infinity itself; otherwise the difference is infinite where either is not finite.
+    """
+    if expected.dtype.kind != "f":
+        return float(np.mean(expected != got)) if expected.size else 0.0
+    wide, other = expected.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(wide) & np.isfinite(other)
+    if not np.array_equal(wide[~finite], other[~finite], equal_nan=True):
+        return float("inf")
+    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
+    difference = float(np.max(np.abs(wide[finite] - other[finite]), initial=0.0))
+    if difference == 0.0:
+        return 0.0
+    return difference / largest if largest else float("inf")
+
+
+def _told_apart(alone: Sequence[Sequence[Array]]) -> bool:
+    """Whether some output is different for each of the rows."""
+    pairs = [(a, b) for a in range(ROWS) for b in range(a)]
+    return any(
+        all(relative_difference(alone[a][number], alone[b][number]) > 0 for a, b in pairs)
+        for number in range(len(alone[0]))
+    )
