@@ -12,11 +12,13 @@
 enum hr_code {
     HR_OK = 0,
     HR_INVALID_ARGUMENT = 3,
+    HR_DEADLINE_EXCEEDED = 4,
     HR_NOT_FOUND = 5,
     HR_RESOURCE_EXHAUSTED = 8,
     HR_UNIMPLEMENTED = 12,
     HR_INTERNAL = 13,
-    HR_UNAVAILABLE = 14
+    HR_UNAVAILABLE = 14,
+    HR_LAST_CODE = 16
 };
 
 enum {

@@ -1,0 +1,325 @@
+/* Requests in, answers out; dispatch.h tells the story. */
+#include "dispatch.h"
+
+#include <unistd.h>
+
+#include "dispatch_state.h"
+
+/* A handle: 42 bits of sequence, 6 of lane, 16 of slot. */
+_Static_assert(HR_MAX_LANES == 1 << 6 && FQ_MAX_SLOTS == 1 << 16, "a handle has room for every lane and slot");
+
+static uint64_t handle_of(const hr_pending *p) { return p->sequence << 22 | (uint64_t)p->lane << 16 | p->slot; }
+
+static hr_pending *find_handle(hr_dispatch *d, uint64_t handle) {
+    hr_lane *lane = &d->lanes[handle >> 16 & (HR_MAX_LANES - 1)];
+    uint32_t slot = (uint32_t)(handle & (FQ_MAX_SLOTS - 1));
+    if (!lane->open || slot >= d->slots) return NULL;
+    hr_pending *p = &lane->pending[slot];
+    return p->state == HR_WAITING && p->sequence == handle >> 22 ? p : NULL;
+}
+
+static hr_pending *pending_of(hr_timer *timer) { return (hr_pending *)(void *)timer; }
+
+void hr_pending_clear(hr_dispatch *d, hr_pending *p) {
+    hr_deadlines_remove(&d->deadlines, &p->timer);
+    hr_spec_drop(p->spec);
+    if (p->id != p->id_inline) free(p->id);
+    p->spec = NULL;
+    p->id = NULL;
+    p->state = HR_IDLE;
+    d->outstanding--;
+}
+
+/* ---- CLAIMED and PUBLISHED ---- */
+
+static hr_lane *find_lane(hr_dispatch *d, const hr_spec *spec, hr_error *err) {
+    hr_lane *lane = spec->worker < HR_MAX_LANES ? &d->lanes[spec->worker] : NULL;
+    if (lane != NULL && lane->attached) return lane;
+    hr_fail(err, HR_UNAVAILABLE, "model '%.*s' is not available: its worker is starting again, try later",
+            HR_NAME(spec->name));
+    return NULL;
+}
+
+/* When the request must be answered: the call's deadline, or the request's own timeout when that is earlier. */
+static int64_t budget_of(const hr_call *call, const hr_bound *bound) {
+    int64_t at = INT64_MAX, timeout_ns;
+    if (bound->timeout_us == 0) return call->deadline_ns;
+    if (__builtin_mul_overflow(bound->timeout_us, 1000, &timeout_ns) ||
+        __builtin_add_overflow(call->arrival_ns, timeout_ns, &at))
+        at = INT64_MAX;
+    return at < call->deadline_ns ? at : call->deadline_ns;
+}
+
+/* Remembers what the answer will need: 0, or -1 when there is no memory for a long id. */
+static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call *call) {
+    const hr_bound *bound = &d->bound;
+    hr_view id = d->request.id;
+    p->id = id.length <= HR_ID_INLINE ? p->id_inline : malloc(id.length);
+    if (p->id == NULL) return -1;
+    if (id.length > 0) memcpy(p->id, id.data, id.length);
+    p->id_length = id.length;
+    p->spec = hr_spec_hold(spec);
+    p->token = call->token;
+    p->sequence = ++d->sequence & (UINT64_MAX >> 22);
+    p->arrival_ns = call->arrival_ns;
+    p->stream = call->stream;
+    p->output_count = (uint8_t)bound->output_count;
+    memcpy(p->outputs, bound->outputs, bound->output_count);
+    p->state = HR_WAITING;
+    p->timer.place = 0;
+    d->outstanding++;
+    return 0;
+}
+
+static int arena_full(const hr_dispatch *d, uint64_t bytes, hr_error *err) {
+    unsigned long long mb = d->input.blocks / ((1u << 20) / FQ_LARGE), in_use = d->input.used_bytes;
+    if (bytes > FQ_LARGE && bytes > (uint64_t)d->input.reserved_at * FQ_LARGE)
+        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+                       "a request of %llu bytes never fits into the input arena of %llu MB, of which one request may "
+                       "have three quarters: send fewer rows or raise --arena-mb",
+                       (unsigned long long)bytes, mb);
+    return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+                   "the input arena has no room for %llu bytes now: %llu bytes of its %llu MB (--arena-mb) are in use, "
+                   "try later",
+                   (unsigned long long)bytes, in_use, mb);
+}
+
+/* Copies the tensors into the input arena. */
+static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
+    fq_source sources[HR_MAX_TENSORS];
+    uint32_t count = d->bound.input_count;
+    for (uint32_t i = 0; i < count; i++) {
+        const hr_bound_input *in = &d->bound.inputs[i];
+        sources[i] = (fq_source){i, in->input->rank, in->input->dims, in->data.data, in->data.length};
+    }
+    p->block_count = fq_fill(&d->input, d->arena, sources, count, p->blocks, slot);
+    if (p->block_count > 0) return 0;
+    return arena_full(d, fq_fill_bytes(sources, count, count), err);
+}
+
+/* Every word of the slot but the cancel word, which claiming cleared, and the header, which fill has set. */
+static void describe(const hr_dispatch *d, const hr_pending *p, const hr_call *call, fq_slot *slot) {
+    slot->model = p->spec->id;
+    slot->rows = d->bound.rows;
+    slot->flags = 0;
+    slot->arrival_ns = call->arrival_ns;
+    slot->deadline_ns = p->timer.at_ns;
+    slot->tenant = 0;
+    slot->priority = d->bound.priority;
+    slot->trace_flags = call->trace_flags;
+    memcpy(slot->trace_id, call->trace_id, sizeof slot->trace_id);
+    memcpy(slot->span_id, call->span_id, sizeof slot->span_id);
+}
+
+static int give_up(hr_dispatch *d, hr_lane *lane, hr_pending *p) {
+    hr_pending_clear(d, p);
+    fq_lane_free(&lane->front, p->slot);
+    return -1;
+}
+
+static int publish(hr_dispatch *d, hr_lane *lane, hr_pending *p, hr_error *err) {
+    int wake = fq_lane_publish(&lane->front, p->slot);
+    if (wake > 0) fq_bell_wake(lane->front.worker);
+    if (wake >= 0) return 0;
+    fq_input_free(&d->input, p->blocks, p->block_count);
+    give_up(d, lane, p);
+    return hr_fail(err, HR_INTERNAL, "the submission ring is full, which only a broken worker can bring about");
+}
+
+static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *call, int64_t deadline_ns,
+                 uint64_t *handle, hr_error *err) {
+    uint32_t number;
+    fq_slot *slot = fq_lane_claim(&lane->front, &number);
+    if (slot == NULL)
+        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+                       "all %u slots for requests in flight to this worker (--slots-per-lane) are in use, try later",
+                       d->slots);
+    hr_pending *p = &lane->pending[number];
+    if (remember(d, p, spec, call) < 0) {
+        fq_lane_free(&lane->front, number);
+        return hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for an id of %zu bytes", d->request.id.length);
+    }
+    if (fill(d, p, slot, err) < 0) return give_up(d, lane, p);
+    hr_deadlines_add(&d->deadlines, &p->timer, deadline_ns);
+    describe(d, p, call, slot);
+    *handle = handle_of(p);
+    return publish(d, lane, p, err);
+}
+
+int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
+                       hr_error *err) {
+    if (hr_scan(message, length, &d->request, err) < 0) return -1;
+    hr_spec *spec = hr_table_find(d->table, d->request.model_name, d->request.model_version, err);
+    hr_lane *lane = spec ? find_lane(d, spec, err) : NULL;
+    if (lane == NULL || hr_validate(spec, &d->request, &d->bound, err) < 0) return -1;
+    int64_t deadline_ns = budget_of(call, &d->bound);
+    if (deadline_ns <= call->arrival_ns)
+        return hr_fail(err, HR_DEADLINE_EXCEEDED,
+                       "Request timeout expired: the deadline of the request for model '%.*s' had passed when it "
+                       "arrived",
+                       HR_NAME(spec->name));
+    return claim(d, lane, spec, call, deadline_ns, handle, err);
+}
+
+/* ---- ANSWERED, by whomever ---- */
+
+/* A response that no protobuf library could read is an error; an error on a stream is a message too. */
+static void finish(hr_answer *out, const hr_pending *p) {
+    uint64_t bytes = out->code == 0 ? hr_encoded_bytes(&out->response) : 0;
+    if (bytes > HR_MAX_RESPONSE) {
+        out->code = HR_RESOURCE_EXHAUSTED;
+        hr_fail(&out->error, out->code,
+                "the response of model '%.*s' has %llu bytes, more than the %d that a message can have: ask for fewer "
+                "rows or outputs",
+                HR_NAME(p->spec->name), (unsigned long long)bytes, HR_MAX_RESPONSE);
+    }
+    if (out->code == 0) return;
+    out->response.output_count = 0;
+    if (p->stream) out->response.error = hr_view_of(out->error.text);
+}
+
+/* ---- ANSWERED without the worker ---- */
+
+static void leave(hr_dispatch *d, hr_pending *p) {
+    hr_lane *lane = &d->lanes[p->lane];
+    hr_deadlines_remove(&d->deadlines, &p->timer);
+    p->state = HR_GONE;
+    if (fq_lane_cancel(&lane->front, p->slot)) fq_bell_wake(lane->front.worker);
+}
+
+void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle) {
+    hr_pending *p = find_handle(d, handle);
+    if (p != NULL) leave(d, p);
+}
+
+static int next_expired(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
+    hr_timer *timer = hr_deadlines_first(&d->deadlines);
+    if (timer == NULL || timer->at_ns > now_ns) return 0;
+    hr_pending *p = pending_of(timer);
+    long long us = (timer->at_ns - p->arrival_ns) / 1000;
+    out->token = p->token;
+    out->code = HR_DEADLINE_EXCEEDED;
+    out->held = false;
+    out->completion = (fq_completion){0};
+    hr_answer_names(out, p); /* the slot lives until FINAL, which is not looked for before the caller comes back */
+    hr_fail(&out->error, out->code, "Request timeout expired: model '%.*s' did not answer within %lld us",
+            HR_NAME(p->spec->name), us);
+    finish(out, p);
+    leave(d, p);
+    return 1;
+}
+
+/* ---- FINAL ---- */
+
+static void retire(hr_dispatch *d, hr_lane *lane, hr_pending *p, const fq_completion *done) {
+    hr_pending_clear(d, p);
+    if (fq_lane_retire(&lane->front, p->slot, done->answer.length > 0)) fq_bell_wake(lane->front.worker);
+}
+
+/* The worker's words, copied from shared memory. It may have cut them within a character. */
+static void read_error(hr_answer *out, const hr_lane *lane, const hr_pending *p) {
+    uint8_t copy[FQ_TEXT];
+    memcpy(copy, fq_lane_text(&lane->front.lane, p->slot), out->completion.text_bytes);
+    hr_view text = {copy, strnlen((const char *)copy, out->completion.text_bytes)};
+    for (int cut = 0; cut < 3 && text.length > 0 && !hr_utf8_valid(text); cut++) text.length--;
+    if (text.length == 0 || !hr_utf8_valid(text)) text = hr_view_of("the worker failed without saying why");
+    out->code = out->completion.status <= HR_LAST_CODE ? (int)out->completion.status : HR_INTERNAL;
+    hr_fail(&out->error, out->code, "%.*s", hr_shown_up_to(text, HR_TEXT - 1), (const char *)text.data);
+}
+
+static void take(hr_dispatch *d, hr_lane *lane, hr_pending *p, hr_answer *out) {
+    hr_deadlines_remove(&d->deadlines, &p->timer);
+    p->state = HR_TAKEN;
+    out->token = p->token;
+    out->code = 0;
+    out->held = true;
+    out->lane = p->lane;
+    out->slot = p->slot;
+    hr_answer_names(out, p);
+    if (out->completion.status != 0) read_error(out, lane, p);
+    else hr_answer_outputs(out, lane, p, out->completion.answer);
+    finish(out, p);
+}
+
+/* The next completion of a lane whose client waits. Others end here. */
+static int next_of_lane(hr_dispatch *d, hr_lane *lane, hr_answer *out) {
+    for (;;) {
+        int got = fq_lane_poll(&lane->front, &out->completion);
+        if (got == 0) return 0;
+        /* Completions before the FINAL one come with models that answer more than once, which are not built. */
+        if (got < 0 || !(out->completion.flags & FQ_FINAL)) continue;
+        hr_pending *p = &lane->pending[out->completion.slot];
+        fq_input_free(&d->input, p->blocks, p->block_count);
+        if (p->state == HR_WAITING) {
+            take(d, lane, p, out);
+            return 1;
+        }
+        retire(d, lane, p, &out->completion);
+    }
+}
+
+/* Awake: nobody needs to ring, and the eventfd is quiet again. */
+static void disarm(hr_dispatch *d) {
+    uint64_t rings;
+    for (uint32_t i = 0; i < HR_MAX_LANES; i++)
+        if (d->lanes[i].open) fq_bell_disarm(&d->lanes[i].front.lane.header->front);
+    if (read(d->eventfd, &rings, sizeof rings) < 0) rings = 0; /* nobody rang */
+    d->armed = false;
+}
+
+int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
+    if (d->armed) disarm(d);
+    for (uint32_t i = 0; i < HR_MAX_LANES; i++) {
+        hr_lane *lane = &d->lanes[(d->turn + i) % HR_MAX_LANES];
+        if (!lane->attached || !next_of_lane(d, lane, out)) continue;
+        d->turn = (d->turn + i) % HR_MAX_LANES;
+        return 1;
+    }
+    return next_expired(d, now_ns, out);
+}
+
+void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer) {
+    if (!answer->held) return;
+    hr_lane *lane = &d->lanes[answer->lane];
+    retire(d, lane, &lane->pending[answer->slot], &answer->completion);
+}
+
+int hr_dispatch_arm(hr_dispatch *d) {
+    d->armed = true;
+    for (uint32_t i = 0; i < HR_MAX_LANES; i++) {
+        if (!d->lanes[i].attached || fq_front_lane_arm(&d->lanes[i].front)) continue;
+        disarm(d);
+        return 0;
+    }
+    return 1;
+}
+
+int64_t hr_dispatch_next_deadline(const hr_dispatch *d) {
+    const hr_timer *timer = hr_deadlines_first(&d->deadlines);
+    return timer ? timer->at_ns : INT64_MAX;
+}
+
+/* ---- the rest ---- */
+
+void hr_dispatch_set_table(hr_dispatch *d, hr_table *table) {
+    hr_table *old = d->table;
+    d->table = table;
+    hr_table_drop(old);
+}
+
+int hr_dispatch_arena_fd(const hr_dispatch *d) { return d->arena_fd; }
+int hr_dispatch_eventfd(const hr_dispatch *d) { return d->eventfd; }
+uint32_t hr_dispatch_slots(const hr_dispatch *d) { return d->slots; }
+uint32_t hr_dispatch_outstanding(const hr_dispatch *d) { return d->outstanding; }
+uint64_t hr_dispatch_arena_used(const hr_dispatch *d) { return d->input.used_bytes; }
+
+int hr_dispatch_check(const hr_dispatch *d) {
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < HR_MAX_LANES; i++)
+        if (d->lanes[i].open) used += d->slots - d->lanes[i].front.free_count;
+    if (used != d->outstanding) return 1;
+    for (uint32_t i = 2; i <= d->deadlines.count; i++)
+        if (d->deadlines.heap[i]->at_ns < d->deadlines.heap[i / 2]->at_ns) return 2;
+    int broken = fq_input_check(&d->input);
+    return broken ? 10 + broken : 0;
+}

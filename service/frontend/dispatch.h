@@ -1,0 +1,126 @@
+/* dispatch.h: one front-end thread between its clients and the workers. No sockets, no Python: an event loop in any
+ * language hands it messages and takes answers.
+ *
+ * A thread owns an input arena, one lane per worker, one eventfd that all its workers ring, and a table of
+ * models. Everything here is called by that thread alone, and nothing here sleeps.
+ *
+ * THE LIFE OF A REQUEST, and who holds what
+ *
+ *   CLAIMED    hr_dispatch_submit   The message was scanned, bound to a model and found valid, and the model's
+ *                                   lane gave it a slot. Its tensors are copied into the input arena, each on a
+ *                                   64-byte boundary, behind the header the worker reads; the message itself is no
+ *                                   longer needed. What the answer will need (names, id, which outputs) is
+ *                                   remembered here. When slots or memory are out the caller gets
+ *                                   RESOURCE_EXHAUSTED and nothing is held.
+ *   PUBLISHED  hr_dispatch_submit   The worker has it. The client waits (WAITING).
+ *   ANSWERED   hr_dispatch_next     By the worker's completion; or by the deadline; or by hr_dispatch_cancel; or
+ *                                   because the lane closed. Just one of these is told, once for each token; of a
+ *                                   cancelled one nothing is told, since it is the caller who knows. After a
+ *                                   deadline or a cancel the slot lives on (GONE): the worker may be reading its
+ *                                   input, and only its FINAL completion says that it does not.
+ *   FINAL      hr_dispatch_next     The completion came. The input blocks are free. When the client still waits it gets
+ *                                   the answer, whose slices lie in the worker's output arena (TAKEN).
+ *   retired    hr_dispatch_retire   The answer was encoded, or sent from where it lies: the slices go back to the
+ *                                   worker and the slot is free.
+ *
+ * A handle names a request for hr_dispatch_cancel. It holds a number that is never used again, so a late
+ * cancel of a request that has ended meets nobody.
+ *
+ * A WORKER'S DEATH is the closing of its lane: all its outstanding tokens are reported at once and their memory
+ * is free. (On a GPU copies from the input blocks may still be running then: a GPU's lane must keep them aside until
+ * the worker's process has ended.) Between two incarnations its models answer UNAVAILABLE.
+ *
+ * WHAT THE WORKER WROTE is copied to private memory, checked, and only then used: a broken worker costs its
+ * requests an INTERNAL, never this process.
+ */
+#ifndef HR_DISPATCH_H
+#define HR_DISPATCH_H
+
+#include <stdbool.h>
+
+#include "fq_layout.h"
+#include "hr_encode.h"
+#include "hr_error.h"
+#include "hr_spec.h"
+
+enum { HR_MAX_LANES = 64 };
+
+typedef struct hr_dispatch hr_dispatch;
+
+/* ---- setting up ---- */
+
+/* `arena_mb` MB for payloads (at least 1), `slots` requests in flight on each lane at most (rounded up to a power of
+ * two, at most FQ_MAX_SLOTS). NULL with *err. */
+hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err);
+void hr_dispatch_free(hr_dispatch *d); /* NULL is allowed */
+
+int hr_dispatch_arena_fd(const hr_dispatch *d);
+int hr_dispatch_eventfd(const hr_dispatch *d); /* readable: something may have come, see hr_dispatch_arm */
+
+/* A new lane: its number, or -1 with *err. *lane_fd, the arena and the eventfd go to the worker; they stay ours. */
+int hr_dispatch_open_lane(hr_dispatch *d, int *lane_fd, hr_error *err);
+
+/* What the worker sent back; the descriptors stay the caller's. From now on its models can be used. 0, or -1 with
+ * *err. */
+int hr_dispatch_attach(hr_dispatch *d, uint32_t lane, int page_fd, int output_fd, hr_error *err);
+
+/* The worker is gone. Writes the tokens of clients that still wait to `tokens`, which has room for
+ * hr_dispatch_slots of them (or is NULL: nobody is told): their number. No answer of this lane may be held. */
+uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t lane, uint64_t *tokens);
+uint32_t hr_dispatch_slots(const hr_dispatch *d);
+
+/* Takes the table over; `worker` of each spec is a lane's number. Requests in flight keep the spec they came with. */
+void hr_dispatch_set_table(hr_dispatch *d, hr_table *table);
+
+/* ---- requests ---- */
+
+typedef struct hr_call {
+    uint64_t token;      /* the caller's name for the request, told back with its answer */
+    int64_t arrival_ns;  /* CLOCK_MONOTONIC, as all times here */
+    int64_t deadline_ns; /* INT64_MAX: none. The request's own `timeout` may bring it forward */
+    bool stream;         /* the answer is one message of a stream */
+    uint32_t trace_flags;
+    unsigned char trace_id[16];
+    unsigned char span_id[8];
+} hr_call;
+
+/* 0, or -1 with what the client is to be told in *err. */
+int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
+                       hr_error *err);
+
+/* The client no longer waits: nothing more is told of this request. */
+void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle);
+
+/* ---- answers ---- */
+
+typedef struct hr_answer {
+    uint64_t token;
+    int code;             /* 0, or an error whose words are in error.text */
+    bool held;            /* it holds a slot, until hr_dispatch_retire */
+    hr_response response; /* to encode. Of an error on a stream too; of another error it has the names alone */
+    fq_completion completion; /* times and batch, where a worker answered */
+    hr_error error;
+    uint32_t lane;
+    uint32_t slot;
+    hr_output outputs[HR_MAX_TENSORS];
+    int64_t dims[HR_MAX_TENSORS][HR_MAX_RANK];
+} hr_answer;
+
+/* The next answer: 1, and it must be retired; or 0 when there is none. `now_ns` decides which deadlines have passed. */
+int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out);
+
+/* The answer was encoded or sent. What its views point to is gone. */
+void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer);
+
+/* Before the caller sleeps on the eventfd: 1 when it may, 0 when answers came in the meantime. It must not
+ * sleep beyond hr_dispatch_next_deadline (INT64_MAX: there is none). */
+int hr_dispatch_arm(hr_dispatch *d);
+int64_t hr_dispatch_next_deadline(const hr_dispatch *d);
+
+/* ---- for reports ---- */
+
+uint32_t hr_dispatch_outstanding(const hr_dispatch *d); /* slots in use, also those whose client is gone */
+uint64_t hr_dispatch_arena_used(const hr_dispatch *d);  /* bytes */
+int hr_dispatch_check(const hr_dispatch *d); /* the number of the broken invariant, 0 when all hold */
+
+#endif

@@ -1,0 +1,76 @@
+/* Turns what a worker wrote into a response. Every word of it is copied before it is checked, and checked before
+ * it is used; `broken` says what a client is told when it makes no sense. */
+#include "dispatch_state.h"
+
+static void broken(hr_answer *out, const hr_pending *p, const char *what) {
+    hr_fail(&out->error, HR_INTERNAL, "the worker's answer for model '%.*s' makes no sense: %s", HR_NAME(p->spec->name),
+            what);
+    out->code = HR_INTERNAL;
+}
+
+void hr_answer_names(hr_answer *out, const hr_pending *p) {
+    out->response = (hr_response){.stream = p->stream, .outputs = out->outputs};
+    out->response.final = p->stream ? HR_FINAL_TRUE : HR_FINAL_UNSAID;
+    out->response.model_name = p->spec->name;
+    out->response.model_version = p->spec->version;
+    out->response.id = (hr_view){p->id, p->id_length};
+}
+
+static bool within(fq_extent e, uint64_t bytes) {
+    return e.offset >= FQ_PAGE && e.offset <= bytes && e.length <= bytes - e.offset;
+}
+
+/* Do the dimensions ask for just these bytes? Elements of variable size always do. */
+static bool sizes_agree(const fq_slice *slice, enum hr_datatype datatype) {
+    uint64_t bytes = hr_datatype_bytes(datatype);
+    if (bytes == 0) return true;
+    for (uint32_t d = 0; d < slice->rank; d++)
+        if (slice->dims[d] < 0 || __builtin_mul_overflow(bytes, (uint64_t)slice->dims[d], &bytes)) return false;
+    return bytes == slice->data.length;
+}
+
+/* Copies the slice of one output, or says what is wrong with it. */
+static const char *copy_slice(const hr_lane *lane, const hr_pending *p, const fq_slice *from, uint32_t index,
+                              fq_slice *slice) {
+    memcpy(slice, from, sizeof *slice);
+    if (slice->index != index) return "an output is missing";
+    if (slice->rank > HR_MAX_RANK) return "an output has too many dimensions";
+    if (slice->data.length > 0 && !within(slice->data, lane->output_bytes)) return "an output lies outside its arena";
+    if (!sizes_agree(slice, p->spec->outputs[index].datatype)) return "an output's shape and size disagree";
+    return NULL;
+}
+
+static void add_output(hr_answer *out, const hr_lane *lane, const hr_pending *p, const fq_slice *slice) {
+    uint32_t i = out->response.output_count++;
+    const hr_tensor_spec *spec = &p->spec->outputs[slice->index];
+    memcpy(out->dims[i], slice->dims, slice->rank * sizeof(int64_t));
+    out->outputs[i] = (hr_output){spec->name, hr_datatype_name(spec->datatype), slice->rank, out->dims[i], {0}};
+    out->outputs[i].data = (hr_view){lane->output + slice->data.offset, slice->data.length};
+}
+
+/* A worker answers with all outputs of the model, in its order; the client gets those it asked for, in its own. */
+void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p, fq_extent at) {
+    uint64_t wanted = sizeof(fq_answer) + p->spec->output_count * sizeof(fq_slice);
+    fq_answer answer;
+    if (!within(at, lane->output_bytes) || at.offset % 8 != 0 || at.length < wanted) {
+        broken(out, p, "it lies outside its arena");
+        return;
+    }
+    const fq_answer *head = (const fq_answer *)(const void *)(lane->output + at.offset);
+    const fq_slice *slices = (const fq_slice *)(const void *)(head + 1);
+    memcpy(&answer, head, sizeof answer);
+    if (answer.slice_count != p->spec->output_count) {
+        broken(out, p, "it has another number of outputs");
+        return;
+    }
+    for (uint32_t i = 0; i < p->output_count; i++) {
+        fq_slice slice;
+        const char *fault = copy_slice(lane, p, &slices[p->outputs[i]], p->outputs[i], &slice);
+        if (fault != NULL) {
+            out->response.output_count = 0;
+            broken(out, p, fault);
+            return;
+        }
+        add_output(out, lane, p, &slice);
+    }
+}

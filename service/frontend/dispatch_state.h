@@ -1,0 +1,85 @@
+/* dispatch_state.h: the private state of a front-end thread; for dispatch*.c alone. */
+#ifndef HR_DISPATCH_STATE_H
+#define HR_DISPATCH_STATE_H
+
+#include "dispatch.h"
+#include "dispatch_deadlines.h"
+#include "fq_fill.h"
+#include "fq_lane.h"
+#include "hr_scan.h"
+#include "hr_validate.h"
+
+enum { HR_ID_INLINE = 64 }; /* bytes of an id that need no memory of their own */
+
+enum hr_pending_state {
+    HR_IDLE,
+    HR_WAITING, /* published, and a client waits */
+    HR_GONE,    /* published, and the client was answered or has left */
+    HR_TAKEN    /* FINAL came, and the caller has the answer */
+};
+
+/* What this thread remembers of a slot's request. */
+typedef struct hr_pending {
+    hr_timer timer; /* first: a timer is its request */
+    uint64_t token;
+    uint64_t sequence; /* of the handle */
+    int64_t arrival_ns;
+    hr_spec *spec; /* held */
+    uint8_t *id;   /* id_inline, or memory of its own */
+    size_t id_length;
+    uint32_t block_count;
+    uint32_t slot;
+    uint8_t lane;
+    uint8_t state;
+    uint8_t output_count;
+    bool stream;
+    uint8_t outputs[HR_MAX_TENSORS];
+    uint8_t id_inline[HR_ID_INLINE];
+    fq_extent blocks[FQ_FILL_BLOCKS];
+} hr_pending;
+
+typedef struct hr_lane {
+    bool open;
+    bool attached; /* a worker answers on it */
+    int fd;
+    void *memory;
+    uint64_t bytes;
+    fq_worker_page *page;
+    uint64_t page_bytes;
+    const uint8_t *output;
+    uint64_t output_bytes;
+    fq_front_lane front;
+    hr_pending *pending; /* by slot */
+    uint32_t *free_slots;
+    unsigned char *states;
+} hr_lane;
+
+struct hr_dispatch {
+    uint32_t slots; /* of each lane */
+    int arena_fd;
+    int eventfd;
+    bool armed; /* bells are armed, and the eventfd may have been written */
+    uint32_t turn; /* the lane that is polled next */
+    uint32_t outstanding;
+    uint64_t sequence;
+    uint8_t *arena;
+    uint64_t arena_bytes;
+    void *arena_private;
+    fq_input input;
+    hr_table *table;
+    hr_deadlines deadlines;
+    hr_request request; /* scratch of submit */
+    hr_bound bound;
+    hr_lane lanes[HR_MAX_LANES];
+};
+
+/* Forgets a request whose slot is given back: the spec, the id, the timer. Its blocks are the caller's to free. */
+void hr_pending_clear(hr_dispatch *d, hr_pending *p);
+
+/* Fills in what every response to this request says: its names and id. */
+void hr_answer_names(hr_answer *out, const hr_pending *p);
+
+/* Fills in the outputs of a completion without an error; out->code says when the worker wrote nonsense. */
+void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p, fq_extent at);
+
+#endif
