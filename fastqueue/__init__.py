@@ -1,9 +1,9 @@
 """fastqueue: requests from other processes become batches, without a lock and without Python on the way.
 
-A `FrontLane` is one front-end thread's end of the channel to one worker, an `InputArena` its payload memory. A
-`BatchFormer` is the worker's side: it takes requests from all lanes, closes batches when a launch slot is free, and
-hands each as a `Batch` to the launcher that asks for it. Everything in between is C; the headers (`get_include()`)
-can be used without Python. This package knows nothing of gRPC, models or CUDA.
+A `FrontLane` is one front-end thread's end of the channel to one worker, an `InputArena` its payload
+memory. A `BatchFormer` is the worker's side: it takes requests from all lanes, closes batches when a launch
+slot is free, and hands each as a `Batch` to the launcher that asks for it. Everything in between is C; the
+headers (`get_include()`) can be used without Python. This package knows nothing of gRPC, models or CUDA.
 """
 
 from __future__ import annotations

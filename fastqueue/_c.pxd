@@ -112,7 +112,7 @@ cdef extern from "fq_fill.h" nogil:
 cdef extern from "fq_control.h" nogil:
     ctypedef struct fq_policy:
         uint32_t max_batch
-        int64_t max_wait_ns
+        int64_t max_wait_ns, head_start_ns
     ctypedef struct fq_pending:
         uint32_t rows, requests
         int full

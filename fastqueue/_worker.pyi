@@ -47,6 +47,7 @@ def next_step(
     oldest_ns: int,
     max_batch: int,
     max_wait_ns: int = 0,
+    head_start_ns: int = 0,
     deadline_ns: int = ...,
     predicted_ns: int = 0,
     idle: int = 0,
@@ -101,6 +102,7 @@ class BatchFormer:
         element_bytes: Sequence[int],
         output_row_bytes: Sequence[int],
         max_wait_ns: int = 0,
+        head_start_ns: int = 0,
         batched: bool = True,
         max_streams: int = 1,
     ) -> None: ...

@@ -31,7 +31,7 @@ ModelStats = namedtuple(
 
 
 def next_step(*, int64_t now, uint32_t rows, uint32_t requests, bint full, int64_t oldest_ns, uint32_t max_batch,
-              int64_t max_wait_ns=0, int64_t deadline_ns=_c.FQ_NEVER, int64_t predicted_ns=0, uint32_t idle=0,
+              int64_t max_wait_ns=0, int64_t head_start_ns=0, int64_t deadline_ns=_c.FQ_NEVER, int64_t predicted_ns=0, uint32_t idle=0,
               uint32_t behind=0, int64_t end_ns=_c.FQ_NEVER):
     """The policy of fq_policy.h for one model: what to do with what waits. Times in ns on one clock; NEVER: none."""
     cdef _c.fq_pending pending
@@ -40,7 +40,7 @@ def next_step(*, int64_t now, uint32_t rows, uint32_t requests, bint full, int64
     pending.rows, pending.requests, pending.full = rows, requests, full
     pending.oldest_ns, pending.deadline_ns, pending.predicted_ns = oldest_ns, deadline_ns, predicted_ns
     slots.idle, slots.behind, slots.end_ns = idle, behind, end_ns
-    policy.max_batch, policy.max_wait_ns = max_batch, max_wait_ns
+    policy.max_batch, policy.max_wait_ns, policy.head_start_ns = max_batch, max_wait_ns, head_start_ns
     cdef _c.fq_step step = _c.fq_next_step(now, &pending, &slots, &policy)
     if step.kind == _c.FQ_STEP_CLOSE:
         return Step(True, step.rows, REASONS[step.reason], 0)
@@ -372,7 +372,7 @@ cdef class BatchFormer:
         del self.lanes[number]
 
     def add_model(self, uint32_t id, *, uint32_t group, uint32_t max_batch, element_bytes, output_row_bytes,
-                  int64_t max_wait_ns=0, bint batched=True, uint32_t max_streams=1) -> None:
+                  int64_t max_wait_ns=0, int64_t head_start_ns=0, bint batched=True, uint32_t max_streams=1) -> None:
         """Registers a model: `element_bytes` per input (0: variable), `output_row_bytes` per output (-1: known after the
         run only). max_batch in rows; 1 and batched=False for a model that does not batch."""
         cdef _c.fq_model_config config
@@ -383,6 +383,7 @@ cdef class BatchFormer:
         memset(&config, 0, sizeof(config))
         config.id, config.group, config.max_streams = id, group, max_streams
         config.policy.max_batch, config.policy.max_wait_ns = max_batch, max_wait_ns
+        config.policy.head_start_ns = head_start_ns
         config.signature.inputs, config.signature.batched = len(element_bytes), batched
         config.outputs = len(output_row_bytes)
         for i, size in enumerate(element_bytes):

@@ -16,7 +16,7 @@ class LayoutMismatch(QueueError):
 
 
 class ForkedHandle(QueueError):
-    """A handle was used in a forked child. Queue handles belong to the process that made them: spawn instead."""
+    """A handle was used in a forked child. It belongs to the process that made it: spawn instead."""
 
 
 class OutputTooLarge(QueueError):

@@ -269,7 +269,6 @@ static inline void fq_batch_done(fq_former *f, fq_batch *b) {
     if (b->block.length) fq_output_given_back(f, fq_output_drop(&f->output, b->block));
     b->block.length = 0;
     b->state = FQ_BATCH_FREE;
-    s->first = (s->first + 1) % FQ_LAUNCH_SLOTS;
     s->count--;
     b->model->running--;
     pthread_cond_broadcast(&f->drained);
@@ -318,16 +317,13 @@ static inline void fq_batch_fail(fq_batch *b, uint32_t status, const char *text)
 
 /* The oldest closed batch of a stream, launched; NULL when there is none. Lock held. */
 static inline fq_batch *fq_stream_launch(fq_former *f, fq_stream *s) {
-    for (uint32_t i = 0; i < s->count; i++) {
-        fq_batch *b = &s->slots[(s->first + i) % FQ_LAUNCH_SLOTS];
-        if (b->state != FQ_BATCH_CLOSED) continue;
-        b->state = FQ_BATCH_LAUNCHED;
-        b->launched_ns = b->input_ns = b->compute_ns = fq_now(f);
-        for (uint32_t p = 0; p < b->part_count; p++)
-            if (b->parts[p].request->taken_ns == 0) b->parts[p].request->taken_ns = b->launched_ns;
-        return b;
-    }
-    return NULL;
+    fq_batch *b = fq_stream_oldest(s, FQ_BATCH_CLOSED);
+    if (!b) return NULL;
+    b->state = FQ_BATCH_LAUNCHED;
+    b->launched_ns = b->input_ns = b->compute_ns = fq_now(f);
+    for (uint32_t p = 0; p < b->part_count; p++)
+        if (b->parts[p].request->taken_ns == 0) b->parts[p].request->taken_ns = b->launched_ns;
+    return b;
 }
 
 /* Why a part need not run any more, or NULL. */

@@ -180,14 +180,24 @@ static inline void fq_former_expire(fq_former *f, int64_t now) {
 /* ---- form ---- */
 
 static inline int fq_stream_has(const fq_stream *s, const fq_model *model) {
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->slots[(s->first + i) % FQ_LAUNCH_SLOTS].model == model) return 1;
+    for (uint32_t i = 0; i < FQ_LAUNCH_SLOTS; i++)
+        if (s->slots[i].state != FQ_BATCH_FREE && s->slots[i].model == model) return 1;
     return 0;
 }
 
+/* The launch slot in `state` with the lowest batch number, or NULL. The second of two batches may be done before the first
+ * (when nothing of it is left to run), so slots have no order of their own. */
+static inline fq_batch *fq_stream_oldest(fq_stream *s, int state) {
+    fq_batch *oldest = NULL;
+    for (uint32_t i = 0; i < FQ_LAUNCH_SLOTS; i++)
+        if (s->slots[i].state == state && (!oldest || s->slots[i].number < oldest->number)) oldest = &s->slots[i];
+    return oldest;
+}
+
 /* When what is on a stream is predicted to end. */
-static inline int64_t fq_stream_end(const fq_stream *s) {
-    const fq_batch *b = &s->slots[s->first];
+static inline int64_t fq_stream_end(fq_stream *s) {
+    const fq_batch *b = fq_stream_oldest(s, FQ_BATCH_LAUNCHED);
+    if (!b) b = fq_stream_oldest(s, FQ_BATCH_CLOSED);
     int64_t predicted = fq_predict(b->model, b->rows);
     if (predicted == 0) return FQ_NEVER;
     return (b->state == FQ_BATCH_LAUNCHED ? b->launched_ns : b->closed_ns) + predicted;
@@ -263,7 +273,7 @@ static inline void fq_batch_open(fq_former *f, fq_batch *b, fq_model *model, int
 static inline void fq_batch_close(fq_former *f, fq_queue *queue, fq_stream *s, const fq_step *step, uint32_t requests,
                                    int64_t now) {
     fq_model *model = queue->model;
-    fq_batch *b = &s->slots[(s->first + s->count) % FQ_LAUNCH_SLOTS];
+    fq_batch *b = fq_stream_oldest(s, FQ_BATCH_FREE);
     fq_batch_open(f, b, model, step->reason, now);
     b->stream = s;
     while (b->part_count < requests) {

@@ -3,7 +3,9 @@
  * NEXT STEP, for one model. A batch closes only when a launch slot is free; what waits behind a busy device
  * keeps growing towards full. Of the free launch slots, those of an idle stream start at once; the second slot of a busy
  * stream only queues behind the batch that runs there, so it takes a full batch, or any ready batch once the running one is
- * predicted to end within FQ_HEAD_START_NS.
+ * predicted to end within head_start. A head start pays where launching ahead hides work (a GPU); what arrives during it
+ * misses the batch, so where a launcher forms its next batch itself (a CPU) it is 0, and only full batches queue. (Simulated at
+ * a quarter of capacity, 5 ms a batch: queue p99 5.24 ms with a head start of 300 us, 4.94 ms without.)
  *
  *   full      the rows that go together reach max_batch, or the next request does not fit
  *   ready     full, or the oldest request has waited max_wait, or a deadline requires it:
@@ -22,12 +24,12 @@
 
 #include "fq_layout.h"
 
-#define FQ_HEAD_START_NS 300000
 #define FQ_QUANTUM_NS 1000000
 
 typedef struct fq_policy {
     uint32_t max_batch; /* rows; 1 for a model that does not batch */
     int64_t max_wait_ns;
+    int64_t head_start_ns; /* 0: only full batches queue behind a running one */
 } fq_policy;
 
 /* What waits together: requests of one model and one batch key, oldest first. */
@@ -77,8 +79,8 @@ static inline fq_step fq_next_step(int64_t now, const fq_pending *pending, const
         return close;
     }
     if (slots->idle > 0) return now >= ready_ns ? close : fq_wait(ready_ns);
-    if (slots->end_ns == FQ_NEVER) return fq_wait(FQ_NEVER);
-    int64_t start_ns = slots->end_ns - FQ_HEAD_START_NS;
+    if (policy->head_start_ns == 0 || slots->end_ns == FQ_NEVER) return fq_wait(FQ_NEVER);
+    int64_t start_ns = slots->end_ns - policy->head_start_ns;
     if (now >= ready_ns && now >= start_ns) return close;
     return fq_wait(ready_ns > start_ns ? ready_ns : start_ns);
 }

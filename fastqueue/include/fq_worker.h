@@ -88,8 +88,7 @@ typedef struct fq_batch {
 typedef struct fq_stream {
     int used;
     uint32_t group;
-    uint32_t first; /* launch slot of the older batch */
-    uint32_t count; /* batches closed or launched */
+    uint32_t count; /* batches closed or launched: launch slots that are not FQ_BATCH_FREE */
     pthread_cond_t ready;
     fq_batch slots[FQ_LAUNCH_SLOTS];
 } fq_stream;

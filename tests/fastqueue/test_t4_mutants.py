@@ -1,7 +1,7 @@
 """T4: every ordering of the shipped headers is needed, and T3 notices when one is missing.
 
-The mutants come from FQ_LABELS itself: each row that is not relaxed, weakened by each step that is possible. A
-new row whose weakening no scenario notices fails here: the ordering is too strong, or a scenario is missing.
+The mutants come from FQ_LABELS itself: each row that is not relaxed, weakened by each step that is possible.
+A new row whose weakening no scenario notices fails here: it is too strong, or a scenario is missing.
 """
 
 from __future__ import annotations
