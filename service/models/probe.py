@@ -9,7 +9,7 @@ iff
     (1) every output has as many rows along axis 0 as went in, for 1, 2 and 3 rows,
     (2) the other dimensions do not depend on how many rows ran,
     (3) each row of a batch is the row that ran alone, within the tolerance of its datatype, and
-    (4) at least one output tells the three rows apart (else (3) would say nothing).
+    (4) at least one output is not the same for all three rows (else (3) would say nothing).
 
 Findings, from the best to the worst; only the first lets a model batch by itself:
 
@@ -70,9 +70,10 @@ class Range(NamedTuple):
     low: float
     high: float
     integers: int  # integers are in [0, integers)
+    seed: int
 
 
-RANGES = (Range(-1.0, 1.0, 8), Range(0.0, 1.0, 2), Range(0.0, 255.0, 256))
+RANGES = (Range(-1.0, 1.0, 8, 0), Range(0.0, 1.0, 2, 1), Range(0.0, 255.0, 256, 2))
 
 
 class Trial(NamedTuple):
@@ -139,7 +140,7 @@ def make_row(inputs: Sequence[Declared], row: int, trial: Trial) -> tuple[Array,
 
 
 def _numbers(datatype: str, shape: Shape, number: int, row: int, numbers: Range) -> Array:
-    random = np.random.default_rng([number, row])
+    random = np.random.default_rng([numbers.seed, number, row])
     dtype = numpy_dtype(datatype)
     if dtype.kind == "b":
         return random.integers(0, 2, shape).astype(dtype)
@@ -268,9 +269,10 @@ def relative_difference(expected: Array, got: Array) -> float:
 
 
 def _told_apart(alone: Sequence[Sequence[Array]]) -> bool:
-    """Whether some output is different for each of the rows."""
-    pairs = [(a, b) for a in range(ROWS) for b in range(a)]
+    """Whether some output is not the same for all rows."""
+    first, *others = alone
     return any(
-        all(relative_difference(alone[a][number], alone[b][number]) > 0 for a, b in pairs)
-        for number in range(len(alone[0]))
+        relative_difference(expected, other[number]) > 0
+        for number, expected in enumerate(first)
+        for other in others
     )

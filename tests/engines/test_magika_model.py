@@ -1,0 +1,48 @@
+"""The model of the demo, as its package ships it: it batches, and batches agree with single rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_fakes import FakeBatch
+
+from service.engines.onnxruntime import OnnxEngine, open_onnx
+
+magika = pytest.importorskip("magika", reason="needs magika (the extra `demo`)")
+
+
+@pytest.fixture(scope="module")
+def engine() -> OnnxEngine:
+    (path,) = (Path(magika.__file__).parent / "models").glob("*/model.onnx")
+    return open_onnx(str(path), name="magika", max_batch_size=None, max_batch_wait_us=0, instances=1)
+
+
+def windows(rows: int) -> np.ndarray:
+    """Features of the right kind: the start and the end of the files of this folder and some noise."""
+    random = np.random.default_rng(7)
+    texts = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    texts += [random.integers(0, 256, 4096).astype(np.uint8).tobytes() for _ in range(rows)]
+    return np.array([[*text[:1024], *text[-1024:]] for text in texts[:rows]], np.int32)
+
+
+def test_it_batches_and_its_outputs_go_straight_to_the_arena(engine: OnnxEngine) -> None:
+    assert (engine.spec.max_batch_size, engine.ahead) == (32, True)
+    assert (engine.spec.inputs[0].datatype, engine.spec.inputs[0].dims) == ("INT32", (2048,))
+    assert (engine.spec.outputs[0].datatype, engine.spec.outputs[0].dims) == ("FP32", (214,))
+    assert engine.spec.warnings == ()
+
+
+@pytest.mark.parametrize("rows", [2, 8, 32])
+def test_a_batch_agrees_with_single_rows(engine: OnnxEngine, rows: int) -> None:
+    instance, x = engine.create_instance(0), windows(rows)
+    together = FakeBatch(*[[row[None]] for row in x])
+    instance.execute(together)  # type: ignore[arg-type]
+    scores = together.output(0, np.float32)
+    for row, got in zip(x, scores, strict=True):
+        alone = FakeBatch([row[None]])
+        instance.execute(alone)  # type: ignore[arg-type]
+        expected = alone.output(0, np.float32)[0]
+        assert got.argmax() == expected.argmax()
+        assert np.abs(got - expected).max() < 1e-3

@@ -1,0 +1,205 @@
+"""Model files that are not served, or not batched: what the person who gave them is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import engine_models as models
+import numpy as np
+import pytest
+
+from service.engines.base import ModelLoadError, open_engine
+
+T = models.T
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelLoadError) as raised:
+        open_engine(str(path), name="m")
+    text = str(raised.value)
+    assert text.startswith(f"model 'm' ({path})")
+    assert "\n" not in text
+    return text
+
+
+def test_a_missing_file(path: Path) -> None:
+    assert refusal(path).endswith("cannot be read: No such file or directory")
+
+
+def test_a_directory(path: Path) -> None:
+    path.mkdir()
+    assert refusal(path).endswith("cannot be read: Is a directory")
+
+
+def test_an_empty_file(path: Path) -> None:
+    path.touch()
+    assert refusal(path).endswith("is an empty file; expected an ONNX model")
+
+
+def test_another_kind_of_file(tmp_path: Path) -> None:
+    assert "expected *.onnx" in refusal(tmp_path / "model.plan")
+
+
+@pytest.mark.parametrize("start", [b"cut off", b"not a model", b"\0" * 64])
+def test_a_corrupt_file(path: Path, start: bytes) -> None:
+    whole = Path(models.affine(path)).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if start == b"cut off" else start + whole)
+    text = refusal(path)
+    assert "was not loaded by ONNX Runtime" in text
+    assert "check that the file is a complete ONNX model" in text
+    assert "ONNXRuntimeError" not in text
+
+
+def test_an_unknown_operator_is_named(path: Path) -> None:
+    models.one_node(path, "Sinister")
+    assert "Sinister" in refusal(path)
+
+
+@pytest.mark.parametrize(("element_type", "name"), [(T.STRING, "BYTES"), (T.BFLOAT16, "BF16")])
+def test_a_datatype_that_is_not_served_yet_is_named(path: Path, element_type: int, name: str) -> None:
+    models.identity(path, element_type)
+    text = refusal(path)
+    assert f"input 'x' has datatype {name}, which is not served yet" in text
+    assert f"output 'y' has datatype {name}, which is not served yet" in text
+
+
+def test_a_sequence_is_named(path: Path) -> None:
+    node = models.h.make_node("SequenceConstruct", ["x"], ["y"])
+    sequence = models.h.make_tensor_sequence_value_info("y", models.F, None)
+    graph = models.h.make_graph(
+        [node], "test", [models.h.make_tensor_value_info("x", models.F, ["N", 4])], [sequence]
+    )
+    model = models.h.make_model(graph, opset_imports=[models.h.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    assert "output 'y' has type seq(tensor(float)); expected a tensor of BOOL" in refusal(path)
+
+
+def test_too_many_dimensions(path: Path) -> None:
+    shape = [1] * 9
+    x, y = ("x", models.F, shape), ("y", models.F, shape)
+    models.save(path, [models.h.make_node("Cos", ["x"], ["y"])], [x], [y])
+    assert "input 'x' has 9 dimensions; at most 8 are served" in refusal(path)
+
+
+def test_too_many_outputs(path: Path) -> None:
+    names = [f"y{number}" for number in range(65)]
+    nodes = [models.h.make_node("Cos", ["x"], [name]) for name in names]
+    models.save(path, nodes, [("x", models.F, ["N", 1])], [(name, models.F, ["N", 1]) for name in names])
+    assert "it has 65 outputs; between 1 and 64 are served" in refusal(path)
+
+
+def unbatched(path: Path, max_batch_size: int | None = None) -> str:
+    spec = open_engine(str(path), name="m", max_batch_size=max_batch_size).spec
+    assert spec.max_batch_size == 0
+    return spec.why_unbatched
+
+
+def softmax_over_rows(path: Path) -> str:
+    return models.one_node(path, "Softmax", axis=0)
+
+
+def centred(path: Path) -> str:
+    nodes = [
+        models.h.make_node("ReduceMean", ["x"], ["mean"], axes=[0]),
+        models.h.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    return models.save(path, nodes, [("x", models.F, ["N", 4])], [("y", models.F, ["N", 4])])
+
+
+def running_sum(path: Path) -> str:
+    node = models.h.make_node("CumSum", ["x", "axis"], ["y"])
+    x, y = ("x", models.F, ["N", 4]), ("y", models.F, ["M", 4])
+    return models.save(path, [node], [x], [y], axis=np.int64(0))
+
+
+def recurrent_over_axis_0(path: Path) -> str:
+    """x [time, 1, 2] -> y [time, 1, 1, 3]: axis 0 counts time steps."""
+    node = models.h.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=3)
+    x, y = ("x", models.F, ["N", 1, 2]), ("y", models.F, ["N", 1, 1, 3])
+    w, r = np.ones((1, 3, 2), np.float32), np.ones((1, 3, 3), np.float32)
+    return models.save(path, [node], [x], [y], w=w, r=r)
+
+
+@pytest.mark.parametrize("asked", [None, 16])
+@pytest.mark.parametrize("make", [softmax_over_rows, centred, running_sum, recurrent_over_axis_0])
+def test_models_that_mix_rows_do_not_batch(
+    path: Path, make: Callable[[Path], str], asked: int | None
+) -> None:
+    make(path)
+    assert "a row of output 'y' differs by" in unbatched(path, asked)
+
+
+def test_a_softmax_within_a_row_batches(path: Path) -> None:
+    models.one_node(path, "Softmax", axis=1)
+    assert open_engine(str(path), name="m").spec.max_batch_size == 32
+
+
+def test_the_batch_on_axis_1_of_an_output(path: Path) -> None:
+    models.one_node(path, "Transpose", out=(4, "N"), perm=[1, 0])
+    assert unbatched(path, 16) == "the batch axis 'N' is axis 1 of output 'y'"
+
+
+def test_the_batch_on_axis_1_under_another_name(path: Path) -> None:
+    models.one_node(path, "Transpose", out=("a", "b"), perm=[1, 0])
+    assert unbatched(path, 16) == "axis 0 of output 'y' is fixed at 4"
+
+
+def test_a_fixed_batch_dimension(path: Path) -> None:
+    models.affine(path, axis0=10)
+    assert unbatched(path, 16) == "axis 0 of input 'x' is fixed at 10"
+
+
+def test_a_constant_shape_inside_that_allows_one_row(path: Path) -> None:
+    nodes = [
+        models.h.make_node("Reshape", ["x", "one_row"], ["flat"]),
+        models.h.make_node("Shape", ["x"], ["shape"]),
+        models.h.make_node("Reshape", ["flat", "shape"], ["y"]),
+    ]
+    x, y = ("x", models.F, ["N", 4]), ("y", models.F, ["N", 4])
+    models.save(path, nodes, [x], [y], one_row=np.array([1, 4], np.int64))
+    assert unbatched(path, 16).startswith("it runs 1 row but not 2 (running Reshape node.")
+
+
+def test_a_model_that_no_test_input_fits_batches_on_demand_alone(path: Path) -> None:
+    """Two inputs whose dynamic lengths must differ by one."""
+    node = models.h.make_node("MatMul", ["a", "b"], ["y"])
+    pad = models.h.make_node("Slice", ["x", "start", "end", "axis"], ["b"])
+    inputs = [("a", models.F, ["N", 1, "s"]), ("x", models.F, ["N", "t", 2])]
+    constants = {
+        "start": np.array([1], np.int64),
+        "end": np.array([1 << 40], np.int64),
+        "axis": np.array([1], np.int64),
+    }
+    models.save(path, [pad, node], inputs, [("y", models.F, ["N", 1, 2])], **constants)
+    assert "no test input could be run" in unbatched(path)
+    spec = open_engine(str(path), name="m", max_batch_size=16).spec
+    assert spec.max_batch_size == 16
+    assert "batched because --max-batch-size says so" in spec.warnings[0]
+
+
+def test_nothing_is_said_on_stderr(path: Path) -> None:
+    """Neither loading, nor inputs that fail, nor a corrupt file writes to the terminal of a service."""
+    models.lookup(path, words=2, length=3)
+    program = (
+        "import sys\n"
+        "from service.engines.base import ModelLoadError, open_engine\n"
+        "assert 'onnxruntime' not in sys.modules, 'imported before a model needs it'\n"
+        "assert open_engine(sys.argv[1], name='m').spec.max_batch_size == 32\n"
+        "open(sys.argv[1], 'wb').write(b'x' * 100)\n"
+        "try:\n"
+        "    open_engine(sys.argv[1], name='m')\n"
+        "except ModelLoadError:\n"
+        "    print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
