@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastqueue._front import FrontLane, InputArena
-from fastqueue._worker import Batch, BatchFormer, WorkerPage, next_step
+from fastqueue._page import WorkerPage, next_step
+from fastqueue._worker import Batch, BatchFormer
 from fastqueue.errors import QueueError
 
 __all__ = [

@@ -1,15 +1,15 @@
 """The front end's side: an input arena, and lanes to workers. All of one thread: no call here may run beside another
 on the same arena or lane."""
-import errno
 import os
 from collections import namedtuple
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.errno cimport errno as c_errno
+from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from fastqueue cimport _c
+from fastqueue._map cimport map_memory
 
 from fastqueue.errors import ForkedHandle, LayoutMismatch, QueueError, QueueFull
 
@@ -24,15 +24,6 @@ Completion = namedtuple(
     "Completion",
     "slot status message outputs batch batch_rows reason queue_ns input_ns compute_ns output_ns done_ns",
 )
-
-
-cdef void *map_memory(int fd, int writable, uint64_t *size, str what) except NULL:
-    cdef void *at = _c.fq_map_open(fd, writable, size)
-    if at == NULL:
-        if c_errno == errno.EPROTO:
-            raise LayoutMismatch(f"{what}: expected a sealed memfd, descriptor {fd} is not sealed against resizing")
-        raise OSError(c_errno, f"{what}: cannot map descriptor {fd}: {os.strerror(c_errno)}")
-    return at
 
 
 cdef class InputArena:
@@ -57,7 +48,7 @@ cdef class InputArena:
         self.size = _c.fq_input_arena_bytes(blocks)
         self.fd = _c.fq_map_create(b"headrace-input", self.size)
         if self.fd < 0:
-            raise OSError(c_errno, f"an input arena of {megabytes} MB: {os.strerror(c_errno)}")
+            raise OSError(errno, f"an input arena of {megabytes} MB: {os.strerror(errno)}")
         self.base = <unsigned char *>map_memory(self.fd, 1, &mapped, "input arena")
         self.private_memory = calloc(1, _c.fq_input_private_bytes(blocks))
         if self.private_memory == NULL:
@@ -162,7 +153,7 @@ cdef class FrontLane:
         self.size = _c.fq_lane_bytes(slots, slots)
         self.fd = _c.fq_map_create(b"headrace-lane", self.size)
         if self.fd < 0:
-            raise OSError(c_errno, f"a lane of {slots} slots: {os.strerror(c_errno)}")
+            raise OSError(errno, f"a lane of {slots} slots: {os.strerror(errno)}")
         self.memory = map_memory(self.fd, 1, &mapped, "lane")
         self.own_eventfd = eventfd is None
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if eventfd is None else eventfd

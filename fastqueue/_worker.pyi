@@ -1,64 +1,7 @@
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-NEVER: int
-REASONS: tuple[str, ...]
-
-class Step(NamedTuple):
-    closes: bool
-    rows: int
-    reason: str | None
-    until_ns: int
-
-class Count(NamedTuple):
-    count: int
-    ns: int
-
-class SizeStats(NamedTuple):
-    rows: int
-    executions: int
-    input_ns: int
-    compute_ns: int
-    output_ns: int
-
-class ModelStats(NamedTuple):
-    model: int
-    rows: int
-    executions: int
-    last_unix_ms: int
-    success: Count
-    fail: Count
-    queue: Count
-    input: Count
-    compute: Count
-    output: Count
-    cancelled: int
-    expired: int
-    pending_rows: int
-    reasons: dict[str, int]
-    sizes: list[SizeStats]
-
-def next_step(
-    *,
-    now: int,
-    rows: int,
-    requests: int,
-    full: bool,
-    oldest_ns: int,
-    max_batch: int,
-    max_wait_ns: int = 0,
-    head_start_ns: int = 0,
-    deadline_ns: int = ...,
-    predicted_ns: int = 0,
-    idle: int = 0,
-    behind: int = 0,
-    end_ns: int = ...,
-) -> Step: ...
-
-class WorkerPage:
-    def __init__(self, fd: int) -> None: ...
-    def stats(self) -> list[ModelStats]: ...
-    def __reduce__(self) -> NoReturn: ...
+from fastqueue._page import ModelStats
 
 class Batch:
     @property
