@@ -35,8 +35,10 @@ void hr_pending_clear(hr_dispatch *d, hr_pending *p) {
 static hr_lane *find_lane(hr_dispatch *d, const hr_spec *spec, hr_error *err) {
     hr_lane *lane = spec->worker < HR_MAX_LANES ? &d->lanes[spec->worker] : NULL;
     if (lane != NULL && lane->attached) return lane;
-    hr_fail(err, HR_UNAVAILABLE, "model '%.*s' is not available: its worker is starting again, try later",
-            HR_NAME(spec->name));
+    hr_fail(err, HR_UNAVAILABLE,
+            "Request for unknown model: '%.*s' version %.*s is not at ready state: its worker is starting again, try "
+            "later",
+            HR_NAME(spec->name), HR_NAME(spec->version));
     return NULL;
 }
 

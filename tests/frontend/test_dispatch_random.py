@@ -1,4 +1,4 @@
-"""Random traffic through one front-end thread and two workers: every token is told once, with its own data."""
+"""Random traffic through one front-end thread and two workers: every token is told once, with its data."""
 
 from __future__ import annotations
 
