@@ -17,7 +17,8 @@ from service.worker.worker import Worker
 
 def open_engines(config: ServeConfig) -> list[Engine]:
     """Loads every model of the configuration. Raises StartError with one sentence."""
-    return [open_model(path, name, config) for path, name in zip(config.model_paths, config.model_names(), strict=True)]
+    names = config.model_names()
+    return [open_model(path, name, config) for path, name in zip(config.model_paths, names, strict=True)]
 
 
 def open_model(path: str, name: str, config: ServeConfig) -> Engine:
@@ -33,12 +34,18 @@ def open_model(path: str, name: str, config: ServeConfig) -> Engine:
         raise StartError(str(error)) from error
     except Exception as error:
         traceback.print_exc()
-        raise StartError(f"model '{name}' ({path}) could not be loaded: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise StartError(f"model '{name}' ({path}) could not be loaded: {what}") from error
 
 
 def notes_on(worker: Worker) -> list[str]:
     """What the person who started the service should know about its models."""
-    return [f"model '{spec.name}' is not batched: {spec.why_unbatched}" for spec in worker.specs if spec.why_unbatched]
+    notes = []
+    for spec in worker.specs:
+        if spec.why_unbatched:
+            notes.append(f"model '{spec.name}' is not batched: {spec.why_unbatched}")
+        notes += [f"model '{spec.name}': {warning}" for warning in spec.warnings]
+    return notes
 
 
 def main(arguments: Sequence[str]) -> int:

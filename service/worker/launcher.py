@@ -1,7 +1,8 @@
 """The loop of one stream's thread: take the next batch, run it, and answer it whatever happens.
 
-A batch that was launched is always answered: by the engine (`batch.complete`), or here, with the engine's error.
-An exception fails the batch it came from and nothing else; the next batch finds the launcher as before.
+A batch that was launched is always answered: by the engine (`batch.complete`), or here, with the engine's
+error. An exception fails the batch it came from and nothing else; the next batch finds the launcher as
+before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The models of one device between their links and their engines.
 
-    link thread (one per link)  attaches the front end's lanes, says what it serves, detaches when the link ends
-    former thread               native: takes requests from all lanes and closes batches
-    launcher threads            one per stream: see launcher.py
+    link thread (one per link)  attaches the front end's lanes, says what it serves, detaches when the link
+    ends former thread               native: takes requests from all lanes and closes batches launcher
+    threads            one per stream: see launcher.py
 
-On a CPU each model has `instances` streams of its own, so that a slow model does not stop the others: a model is
-a group of streams to the former. Model ids count from 1 and are never used again in a worker's life.
+On a CPU each model has `instances` streams of its own, so that a slow model does not stop the others: a
+model is a group of streams to the former. Model ids count from 1 and are never used again in a worker's
+life.
 
 What is said on a link (`service.control`), whose end is the death of whoever was at the other end:
 
@@ -134,12 +135,16 @@ class Worker:
         models = [{"id": model.id, "spec": model.engine.spec.to_json()} for model in self._models]
         return {"models": models, "devices": self.devices}
 
+    def close_links(self) -> list[threading.Thread]:
+        """Ends every link. Its front end sees that at once; the threads end when what is launched has ended."""
+        with self._lock:
+            for channel in self._links:
+                channel.shutdown()
+            return list(self._links.values())
+
     def stop(self) -> None:
         """Ends the links, waits for what is launched, then closes every engine."""
-        with self._lock:
-            links = dict(self._links)
-        for channel, thread in links.items():
-            channel.shutdown()
+        for thread in self.close_links():
             thread.join()
         self._former.close()
         for thread in self._threads:

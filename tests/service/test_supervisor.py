@@ -272,12 +272,9 @@ def test_the_death_of_the_supervisor_is_the_death_of_its_children(tmp_path):
     model = tmp_path / "m.onnx"
     model.write_bytes(b"")
     script = f"""
-import asyncio, sys
-from service.config import ServeConfig
-from service.supervisor import FRONTEND, WORKER, Supervisor
-commands = {{FRONTEND: [sys.executable, "-c", {GOOD_FRONTEND!r}], WORKER: [sys.executable, "-c", {GOOD_WORKER!r}]}}
-service = Supervisor(ServeConfig(({str(model)!r},)), commands)
-async def main():
+import asyncio, sys from service.config import ServeConfig from service.supervisor import FRONTEND, WORKER,
+Supervisor commands = {{FRONTEND: [sys.executable, "-c", {GOOD_FRONTEND!r}], WORKER: [sys.executable, "-c",
+{GOOD_WORKER!r}]}} service = Supervisor(ServeConfig(({str(model)!r},)), commands) async def main():
     task = asyncio.create_task(service.run())
     while not service._was_ready:
         await asyncio.sleep(0.005)

@@ -1,0 +1,28 @@
+"""Addresses to listen on: how they are written, and why one cannot be had."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def why_not_bound(host: str, port: int, flag: str) -> str:
+    """One sentence on why this address cannot be listened on, found by trying."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in infos:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen(1)
+    except socket.gaierror as error:
+        return f"cannot listen on {host}: {error.strerror}; --host names an address of this machine"
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return f"cannot listen on {host} port {port}: {why}; {flag} chooses another port, 0 any free one"
+    return f"cannot listen on {host} port {port}; {flag} chooses another port, 0 any free one"

@@ -1,0 +1,98 @@
+"""What a front end serves: models, the worker behind each, and whether they can be used now.
+
+A worker says what it serves when its link becomes ready; its models stay in the catalog when it dies, since
+the next incarnation brings them back: a model that is known is UNAVAILABLE meanwhile, not NOT_FOUND. The
+same is true of its counters, which are read from the last page it had.
+
+The catalog is written by one thread. Others (metrics) read it: every write replaces one tuple as a whole.
+Names and versions are looked up by the codec's own table, so that a wrong one gets the same words everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fastqueue import WorkerPage
+from fastqueue.stats import ModelStats
+from service.codec._codec import Spec, find
+from service.errors import NOT_READY, Unavailable
+from service.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A loaded model.
+
+    Attributes:
+        id: of the model in its worker. worker: which worker serves it. codec_spec: the codec's form of
+        `spec`. page: the worker's counters. available: its worker is there.
+    """
+
+    id: int
+    worker: int
+    spec: ModelSpec
+    codec_spec: Spec
+    page: WorkerPage
+    available: bool = True
+
+    def stats(self) -> ModelStats | None:
+        """The model's counters; None when the worker has none of it."""
+        return next((stats for stats in self.page.stats() if stats.model == self.id), None)
+
+
+class Catalog:
+    """The models of a fixed number of workers."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
+        self._devices: dict[int, list[str]] = {}
+        self._up: set[int] = set()
+        self.entries: tuple[Entry, ...] = ()
+
+    def worker_ready(
+        self, worker: int, models: Sequence[tuple[int, ModelSpec]], devices: list[str], page: WorkerPage
+    ) -> None:
+        """A new incarnation of a worker serves these models, (id, spec) each, in place of what it had."""
+        fresh = [Entry(id, worker, spec, Spec(spec, id, worker), page) for id, spec in models]
+        self.entries = (*(entry for entry in self.entries if entry.worker != worker), *fresh)
+        self._devices[worker] = devices
+        self._up.add(worker)
+
+    def worker_gone(self, worker: int) -> None:
+        """Its models are known and cannot be used."""
+        self._up.discard(worker)
+        self.entries = tuple(
+            replace(entry, available=False) if entry.worker == worker else entry for entry in self.entries
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether every worker has been ready once: before that nobody knows what will be served."""
+        return len(self._devices) == self._workers
+
+    @property
+    def ready(self) -> bool:
+        """Whether every worker is there now."""
+        return len(self._up) == self._workers
+
+    @property
+    def devices(self) -> list[str]:
+        return [device for worker in sorted(self._devices) for device in self._devices[worker]]
+
+    def find(self, name: str, version: str) -> Entry:
+        """The model of this name; version "" is the highest. Raises RequestError, or Unavailable before start."""
+        if not self.started:
+            raise Unavailable(NOT_READY)
+        return self.entries[find([entry.codec_spec for entry in self.entries], name, version)]
+
+    def select(self, name: str, version: str) -> list[Entry]:
+        """All models; those of a name; or one version of it. Raises as `find` does when a name is not served."""
+        if not name:
+            return list(self.entries)
+        one = self.find(name, version)
+        return [one] if version else [entry for entry in self.entries if entry.spec.name == name]
+
+    def versions(self, name: str) -> list[str]:
+        """The versions served under a name, lowest first."""
+        return sorted((entry.spec.version for entry in self.entries if entry.spec.name == name), key=int)

@@ -1,0 +1,114 @@
+"""The gRPC server of the portable front end: options, the method table, listening, draining.
+
+Handlers take and give raw bytes: the C codec reads requests, and nothing is parsed twice. A method that the
+protocol has and this server has not is in the table all the same, to answer with a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import grpc
+
+from service.errors import StartError
+from service.frontend.addresses import join_address, why_not_bound
+from service.frontend.grpcio.calls import Calls
+from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
+from service.frontend.grpcio.status import Context, set_shutting_down
+from service.frontend.grpcio.stream import Stream
+from service.frontend.grpcio.unary import Unary
+from service.frontend.rpcs import NOT_BUILT, SERVICE, UNARY, Rpcs
+from service.frontend.state import SHUTTING_DOWN_REASON, State
+
+INT32_MAX = 2**31 - 1
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", INT32_MAX),
+    ("grpc.max_send_message_length", INT32_MAX),
+    # Without this two servers may bind one port, and the second would never know.
+    ("grpc.so_reuseport", 0),
+    # Clients may ping every few seconds, with or without calls; by default gRPC hangs up on them.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
+
+
+class Server:
+    """One listening gRPC server on the running loop."""
+
+    def __init__(self, calls: Calls, rpcs: Rpcs, state: State) -> None:
+        self._calls = calls
+        self._state = state
+        self._unary = Unary(calls, rpcs, state)
+        self._health = Health(lambda: state.ready)
+        self._streams: dict[Stream, asyncio.Task[Any]] = {}
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_registered_method_handlers(SERVICE, self._handlers())
+        self._server.add_registered_method_handlers(HEALTH, self._health.handlers())
+        for name in REFLECTIONS:
+            self._server.add_registered_method_handlers(name, Reflection().handlers())
+
+    def _handlers(self) -> Handlers:
+        handlers: Handlers = {
+            method: grpc.unary_unary_rpc_method_handler(self._unary.control(method))
+            for method in (*UNARY, *NOT_BUILT)
+        }
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._unary.model_infer)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
+        return handlers
+
+    async def _model_stream_infer(self, _: Any, context: Context) -> None:
+        if self._state.draining:
+            self._state.count_rejected(SHUTTING_DOWN_REASON)
+            set_shutting_down(context)
+            return
+        stream = Stream(self._calls, self._state, context)
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[stream] = task
+        try:
+            await stream.run()
+        finally:
+            del self._streams[stream]
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port, which is the system's choice when 0 was asked for. Raises StartError."""
+        try:
+            bound = self._server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise StartError(why_not_bound(host, port, "--grpc-port")) from error
+        await self._server.start()
+        return bound
+
+    def readiness_changed(self) -> None:
+        self._health.changed()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Finishes what is accepted, then stops listening. The number of requests that did not make it in time.
+
+        `state.draining` is set before: new calls are answered UNAVAILABLE until all others are finished.
+        """
+        end_s = time.monotonic() + timeout_s
+        for stream in list(self._streams):
+            stream.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._finished(), timeout_s)
+        unfinished = self._calls.in_flight
+        self._health.close()
+        await self._server.stop(max(0.0, end_s - time.monotonic()))
+        return unfinished
+
+    async def _finished(self) -> None:
+        await self._calls.wait_idle()
+        while self._streams:
+            await asyncio.wait(list(self._streams.values()))
+
+    async def stop(self) -> None:
+        """Stops at once; what is in flight is cancelled."""
+        self._health.close()
+        await self._server.stop(0)

@@ -1,0 +1,162 @@
+"""The front end as a whole, and the process around it.
+
+    FrontEnd    catalog, state, front-end thread, gRPC server, metrics port: everything but the process
+    Process     does what the control socket says (`service.supervisor` has the words)
+
+The supervisor is told the truth about readiness as it changes: `ready` with the models when every worker is
+there, `not_ready` when one is not any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from service.config import ServeConfig
+from service.control import AsyncChannel
+from service.errors import EXIT_BAD_START, EXIT_OK, StartError
+from service.frontend._dispatch import Dispatcher
+from service.frontend.addresses import why_not_bound
+from service.frontend.catalog import Catalog
+from service.frontend.grpcio.calls import Calls
+from service.frontend.grpcio.server import Server
+from service.frontend.links import Links
+from service.frontend.rpcs import Rpcs
+from service.frontend.state import State
+from service.process import control_fd, die_with_parent
+from service.telemetry.http import MetricsPort
+from service.telemetry.metrics import Metrics, Snapshot
+
+
+class FrontEnd:
+    """A front end on the running loop. `on_readiness` is called with every change of it."""
+
+    def __init__(self, config: ServeConfig, on_readiness: Callable[[bool], None]) -> None:
+        self._config = config
+        self._on_readiness = on_readiness
+        self._was_ready = False
+        self.catalog = Catalog()
+        self.state = State(self.catalog)
+        self._calls = Calls(Dispatcher(config.arena_mb << 20, config.slots_per_lane))
+        rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
+        self._server = Server(self._calls, rpcs, self.state)
+        self._links = Links(self._calls, self.catalog, self._readiness_changed)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._metrics_port: MetricsPort | None = None
+
+    async def start(self) -> tuple[int, int]:
+        """Listens on both ports; returns them. Raises StartError when one cannot be had."""
+        config = self._config
+        grpc_port = await self._server.start(config.host, config.grpc_port)
+        metrics = Metrics(self._snapshot)
+        try:
+            self._metrics_port = MetricsPort(
+                config.host, config.metrics_port, metrics, lambda: self.state.ready
+            )
+        except OSError as error:
+            raise StartError(why_not_bound(config.host, config.metrics_port, "--metrics-port")) from error
+        return grpc_port, self._metrics_port.port
+
+    def open_link(self, worker: int, sock: socket.socket) -> None:
+        """Serves the link to a worker until it ends."""
+        task = asyncio.create_task(self._links.serve(worker, sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def models(self) -> list[dict[str, Any]]:
+        """What the ready line says of each model."""
+        specs = [entry.spec for entry in self.catalog.entries]
+        return [
+            {"name": spec.name, "version": spec.version, "max_batch_size": spec.max_batch_size} for spec in specs
+        ]
+
+    async def drain(self) -> int:
+        """Not ready from now on; finishes what is accepted. The number of requests that did not make it."""
+        self.state.draining = True
+        self._readiness_changed()
+        return await self._server.drain(self._config.drain_timeout_s)
+
+    async def stop(self) -> None:
+        """Stops at once, with whatever is in flight."""
+        await self._server.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._metrics_port is not None:
+            self._metrics_port.close()
+        self._calls.close()
+
+    def _readiness_changed(self) -> None:
+        ready = self.state.ready
+        if ready != self._was_ready:
+            self._was_ready = ready
+            self._server.readiness_changed()
+            self._on_readiness(ready)
+
+    def _snapshot(self) -> Snapshot:
+        entries = self.catalog.entries
+        stats = [(entry.spec.name, entry.spec.version, entry.stats()) for entry in entries]
+        models = tuple((name, version, found) for name, version, found in stats if found is not None)
+        return Snapshot(self.state.ready, self._calls.in_flight, models, dict(self.state.rejected))
+
+
+class Process:
+    """The front-end process's side of its control socket."""
+
+    def __init__(self, control: AsyncChannel, config: ServeConfig) -> None:
+        self._control = control
+        self._frontend = FrontEnd(config, self._on_readiness)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> int:
+        """Listens, then does what it is told until the supervisor is gone. Returns the exit code."""
+        try:
+            grpc_port, metrics_port = await self._frontend.start()
+        except StartError as error:
+            await self._control.send("failed", {"message": str(error)})
+            return EXIT_BAD_START
+        await self._control.send("listening", {"grpc_port": grpc_port, "metrics_port": metrics_port})
+        while (message := await self._control.receive()) is not None:
+            if message.kind == "link":
+                (fd,) = message.take_fds()
+                self._frontend.open_link(message.body["worker"], socket.socket(fileno=fd))
+            elif message.kind == "drain":
+                self._spawn(self._drain())
+        return EXIT_OK
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_readiness(self, ready: bool) -> None:
+        if ready:
+            body = {"models": self._frontend.models(), "devices": self._frontend.catalog.devices}
+            self._spawn(self._control.send("ready", body))
+        else:
+            self._spawn(self._control.send("not_ready"))
+
+    async def _drain(self) -> None:
+        unfinished = await self._frontend.drain()
+        await self._control.send("drained", {"unfinished": unfinished})
+
+
+async def run(fd: int) -> int:
+    """The life of a front-end process whose control socket is `fd`. Returns its exit code."""
+    control = AsyncChannel.from_fd(fd)
+    configure = await control.receive()
+    if configure is None:
+        return EXIT_OK
+    return await Process(control, ServeConfig.from_json(configure.body["config"])).run()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the process to its end."""
+    die_with_parent()
+    exit_code = asyncio.run(run(control_fd(arguments)))
+    sys.stderr.flush()
+    os._exit(exit_code)  # the supervisor is gone or has let go: nobody waits for a tidy end

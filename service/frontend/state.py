@@ -1,0 +1,43 @@
+"""What all parts of a front end ask: is it ready, is it draining, and how many requests were turned away.
+
+    starting --every worker ready once--> ready <--a worker dies, comes back--> not ready ... --drain-->
+    draining
+
+Draining is for ever. It is a flag here and nothing else: who has to act on it is told by the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from service.errors import NOT_READY, Code, Unavailable
+from service.frontend.catalog import Catalog
+
+SHUTTING_DOWN_REASON = "shutting_down"
+
+
+class State:
+    """Written by the front end's thread, read by any."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.draining = False
+        self.rejected: Counter[str] = Counter()
+
+    @property
+    def ready(self) -> bool:
+        """What readiness probes are told."""
+        return self._catalog.ready and not self.draining
+
+    def check_started(self) -> None:
+        """Raises Unavailable before every worker has been ready once: until then no model can be called unknown."""
+        if not self._catalog.started:
+            raise Unavailable(NOT_READY)
+
+    def count_rejected(self, reason: str) -> None:
+        """A request that never got a slot. Reasons come from this program, never from a client."""
+        self.rejected[reason] += 1
+
+    def count_rejected_code(self, code: int) -> None:
+        """The same, for a reason that is a status code."""
+        self.rejected[Code(code).name.lower()] += 1
