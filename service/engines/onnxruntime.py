@@ -128,7 +128,6 @@ def _open_session(path: str, where: str, threads: int) -> Any:
 
     ort.set_default_logger_severity(_FATAL)
     options = ort.SessionOptions()
-    options.log_severity_level = _FATAL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -88,7 +88,8 @@ def _decide(
         return 0, probe.why, (), probe
     if asked:
         return asked, "", (f"batched because --max-batch-size says so, although {probe.why}",), probe
-    return 0, f"{probe.why}; if its rows are independent, --max-batch-size N batches it", (), probe
+    unless = "that is no harm" if probe.finding == Finding.CLOSE else "its rows are independent"
+    return 0, f"{probe.why}; if {unless}, --max-batch-size N batches it", (), probe
 
 
 def axis_fault(inputs: Sequence[Declared], outputs: Sequence[Declared]) -> str:

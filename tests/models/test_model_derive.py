@@ -177,6 +177,32 @@ def test_a_symbol_has_one_size_everywhere() -> None:
     assert derive(ids, [Declared("y", "FP32", ("b", "seq"))], run, None).max_batch_size == 32
 
 
+def test_a_scale_taken_over_the_whole_batch_shows_in_wide_rows_too() -> None:
+    """With a thousand numbers in it, every row would have nearly the same maximum if all had one magnitude."""
+    wide = ("N", 1000)
+    run = one(lambda x: x / np.abs(x).max())
+    found = derive([Declared("x", "FP32", wide)], [Declared("y", "FP32", wide)], run, None)
+    assert "a row of output 'y' differs by" in found.why_unbatched
+
+
+def test_the_batch_symbol_counts_one_row_on_any_axis() -> None:
+    inputs = [Declared("x", "FP32", ("b", 4)), Declared("h", "FP32", (2, "b", "width"))]
+    found = derive(inputs, [Y], lambda arrays: [arrays[0]], None)
+    assert [array.shape for array in found.sample] == [(1, 4), (2, 1, 64)]
+
+
+def test_other_sizes_are_not_tried_once_a_size_runs() -> None:
+    sizes: list[int] = []
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        sizes.append(arrays[0].shape[1])
+        return [np.zeros((len(arrays[0]), 2), np.int64)]
+
+    found = derive([Declared("x", "FP32", ("b", "s"))], [Declared("y", "INT64", ("b", 2))], run, None)
+    assert "could not be compared" in found.why_unbatched
+    assert set(sizes) == {64}
+
+
 def test_a_rows_numbers_do_not_depend_on_its_batch() -> None:
     batches: list[Array] = []
 
