@@ -31,7 +31,7 @@ typedef struct fq_input {
     uint32_t blocks;       /* large blocks of the head */
     uint32_t reserved_at;  /* from here on only for messages up to FQ_LARGE */
     uint32_t free_blocks;  /* WHOLE_FREE ones */
-    uint32_t hint;         /* where the last run of small blocks was found */
+    uint32_t hint;         /* where to look for small blocks first */
     uint64_t used_bytes;   /* in blocks handed out */
     uint64_t *small_free;  /* caller's memory: per large block, a bit per free small block */
     unsigned char *states; /* caller's memory: per large block */
@@ -157,6 +157,7 @@ static inline uint32_t fq_input_alloc(fq_input *input, uint64_t bytes, fq_extent
 static inline void fq_input_free_block(fq_input *input, uint32_t block, uint32_t first, uint32_t smalls) {
     input->small_free[block] |= fq_small_mask(first, smalls);
     input->used_bytes -= (uint64_t)smalls * FQ_SMALL;
+    if (block < input->hint) input->hint = block; /* memory that was used before is in the cache, and faulted in */
     if (input->small_free[block] != ~0ull) return;
     input->states[block] = FQ_WHOLE_FREE;
     input->free_blocks++;

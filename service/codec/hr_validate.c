@@ -127,9 +127,9 @@ static int check_shape(const check *c, const hr_tensor_spec *t, const hr_input *
         int64_t want = t->dims[d], got = input->dims[d + axis];
         if (got < 0 || (want >= 0 && want != got)) return wrong_shape(c, t, input);
     }
-    if (axis && (input->dims[0] < 1 || input->dims[0] > INT32_MAX))
+    if (axis && (input->dims[0] < 0 || input->dims[0] > INT32_MAX))
         return hr_fail(c->err, HR_INVALID_ARGUMENT,
-                       "input '%.*s' for model '%.*s': expected 1 to %d rows as first dimension, got %" PRId64,
+                       "input '%.*s' for model '%.*s': expected 0 to %d rows as first dimension, got %" PRId64,
                        HR_NAME(t->name), MODEL(c), INT32_MAX, input->dims[0]);
     return 0;
 }
