@@ -178,7 +178,7 @@ def test_a_symbol_has_one_size_everywhere() -> None:
 
 
 def test_a_scale_taken_over_the_whole_batch_shows_in_wide_rows_too() -> None:
-    """With a thousand numbers in it, every row would have nearly the same maximum if all had one magnitude."""
+    """With a thousand numbers in it, every row has nearly the same maximum unless magnitudes differ."""
     wide = ("N", 1000)
     run = one(lambda x: x / np.abs(x).max())
     found = derive([Declared("x", "FP32", wide)], [Declared("y", "FP32", wide)], run, None)

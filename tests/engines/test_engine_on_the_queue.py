@@ -1,0 +1,131 @@
+"""The onnxruntime engine on fastqueue's own batches: requests joined, split, whole, of dynamic length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import engine_models as models
+import numpy as np
+import pytest
+
+from fastqueue import BatchFormer, FrontLane, InputArena
+from service.engines.base import EngineError, Instance, open_engine
+from service.models.spec import ModelSpec, numpy_dtype
+
+
+class Queue:
+    """A worker's queue and one front-end thread, in this process, with one model on one stream."""
+
+    def __init__(self, path: str, max_batch_size: int | None = None) -> None:
+        engine = open_engine(path, name="m", max_batch_size=max_batch_size)
+        self.spec: ModelSpec = engine.spec
+        self.instance: Instance = engine.create_instance(0)
+        self.former = BatchFormer(4, clock_ns=0)
+        self.arena = InputArena(4)
+        self.lane = FrontLane(self.arena, 64)
+        self.former.attach_lane(*self.lane.fds)
+        self.lane.attach_worker(self.former.page_fd, self.former.output_fd)
+        self.former.add_model(
+            1,
+            group=1,
+            max_batch=self.spec.max_batch_size or 1,
+            batched=self.spec.batches,
+            element_bytes=[tensor.element_bytes for tensor in self.spec.inputs],
+            output_row_bytes=[tensor.row_bytes for tensor in self.spec.outputs],
+        )
+        self.stream = self.former.add_stream(1)
+
+    def submit(self, *inputs: np.ndarray) -> int:
+        rows = len(inputs[0]) if self.spec.batches else 1
+        tensors = [(index, array.shape, np.ascontiguousarray(array)) for index, array in enumerate(inputs)]
+        return self.lane.submit(1, rows, tensors, None, 0)
+
+    def run(self) -> list[int]:
+        """Executes batches until none is left: their rows."""
+        sizes = []
+        self.former.step()
+        while (batch := self.former.try_batch(self.stream)) is not None:
+            assert batch.check()
+            sizes.append(batch.rows)
+            try:
+                self.instance.execute(batch)
+            except EngineError as error:
+                batch.fail(13, str(error))
+            self.former.step()
+        return sizes
+
+    def answers(self) -> dict[int, list[np.ndarray]]:
+        """The outputs of every request that is done, by slot; AssertionError for one that failed."""
+        found = {}
+        while (done := self.lane.poll()) is not None:
+            assert done.status == 0, done.message
+            found[done.slot] = [
+                np.frombuffer(raw, numpy_dtype(tensor.datatype)).reshape(shape)
+                for tensor, (shape, raw) in zip(self.spec.outputs, done.outputs, strict=True)
+            ]
+        return found
+
+
+def floats(rows: int, width: int, start: int) -> np.ndarray:
+    return np.arange(start, start + rows * width, dtype=np.float32).reshape(rows, width)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("sizes", [[1], [1] * 20, [3, 1, 2, 8, 1], [30], [1, 19, 1], [8, 8]])
+def test_every_request_gets_its_own_rows(path: Path, sizes: list[int]) -> None:
+    queue = Queue(models.affine(path, inner=5), max_batch_size=8)
+    sent = {queue.submit(x): x for x in (floats(rows, 5, 1000 * n) for n, rows in enumerate(sizes))}
+    batches = queue.run()
+    assert sum(batches) == sum(sizes) and max(batches) <= 8
+    answers = queue.answers()
+    assert answers.keys() == sent.keys()
+    for slot, x in sent.items():
+        assert np.array_equal(answers[slot][0], 2 * x + 1)
+
+
+def test_outputs_of_different_datatypes_are_cut_apart_right(path: Path) -> None:
+    queue = Queue(models.two_by_two(path))
+    sent = {}
+    for number in range(9):
+        a = floats(1 + number % 3, 2, number)
+        b = np.arange(3 * len(a), dtype=np.int64).reshape(-1, 3) - number
+        sent[queue.submit(a, b)] = (a, b)
+    queue.run()
+    answers = queue.answers()
+    for slot, (a, b) in sent.items():
+        assert np.array_equal(answers[slot][0], a.sum(axis=1, keepdims=True, dtype=np.float64))
+        assert np.array_equal(answers[slot][1], b > 2)
+
+
+def test_lengths_that_differ_are_batched_apart(path: Path) -> None:
+    queue = Queue(models.doubled_length(path))
+    sent = {queue.submit(x): x for x in (floats(1, 3 + n % 2, 10 * n) for n in range(10))}
+    queue.run()
+    answers = queue.answers()
+    for slot, x in sent.items():
+        assert np.array_equal(answers[slot][0], np.concatenate([x, x], axis=1))
+
+
+def test_a_model_that_does_not_batch(path: Path) -> None:
+    queue = Queue(models.affine(path), max_batch_size=0)
+    sent = {queue.submit(x): x for x in (floats(n, 16, 10 * n) for n in (1, 4, 2))}
+    assert queue.run() == [1, 1, 1]
+    answers = queue.answers()
+    for slot, x in sent.items():
+        assert np.array_equal(answers[slot][0], 2 * x + 1)
+
+
+def test_a_batch_that_fails_leaves_the_queue_whole(path: Path) -> None:
+    queue = Queue(models.lookup(path, words=3, length=2))
+    queue.submit(np.array([[0, 9]], np.int64))
+    queue.run()
+    failed = queue.lane.poll()
+    assert failed is not None and failed.status == 13 and "out of data bounds" in failed.message
+    good = queue.submit(np.array([[0, 2]], np.int64))
+    queue.run()
+    assert queue.answers()[good][0].tolist() == [[0.0, 20.0]]
+    assert queue.former.check() == 0
