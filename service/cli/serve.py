@@ -57,6 +57,9 @@ def serve(
     output_arena_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers on their way out.")
     ] = 256,
+    slots_per_lane: Annotated[
+        int, typer.Option(metavar="N", help="Requests in flight at most; more are refused, never queued.")
+    ] = 1024,
     drain_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
@@ -94,6 +97,7 @@ def serve(
         drain_timeout_s=drain_timeout,
         arena_mb=arena_mb,
         output_arena_mb=output_arena_mb,
+        slots_per_lane=slots_per_lane,
         frontend=frontend,
         ready_fd=ready_fd,
     )
