@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.models.derive import DEFAULT_MAX_BATCH_SIZE, Derived, axis_fault, derive
-from service.models.probe import Array, Declared, RunFailed, relative_difference
+from service.models.probe import Array, Declared, RunFailed, distance, spread_of
 from service.models.spec import DATATYPES, TensorSpec
 
 X = Declared("x", "FP32", ("N", 4))
@@ -226,21 +226,38 @@ def test_every_datatype_can_be_tried(datatype: str) -> None:
     assert found.max_batch_size == 32
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e6])
+def test_rows_that_differ_little_beside_a_large_constant_are_compared_all_the_same(size: float) -> None:
+    """What counts is how much the rows differ: a mixture of nearly equal rows moves them by little."""
+    assert derived(lambda x: 1000 * size + size * x).max_batch_size == 32
+    mixed = derived(lambda x: 1000 * size + size * x - size * x.mean(axis=0))
+    assert "a row of output 'y' differs by" in mixed.why_unbatched
+
+
+def test_rows_that_rounding_makes_alike_are_not_compared() -> None:
+    found = derived(lambda x: (1 + 1e-6 * x) * np.float32(1 + 2e-7 * len(x)))
+    assert "too much alike to be compared" in found.why_unbatched
+
+
 @pytest.mark.parametrize(
-    ("expected", "got", "difference"),
+    ("expected", "got", "far"),
     [
         ([1.0, -4.0], [1.0, -4.0], 0.0),
-        ([1.0, -4.0], [2.0, -4.0], 0.25),
+        ([1.0, -4.0], [2.0, -4.0], 1.0),
         ([np.nan, 1.0, np.inf], [np.nan, 1.0, np.inf], 0.0),
         ([np.nan, 1.0], [0.0, 1.0], np.inf),
         ([np.inf], [-np.inf], np.inf),
-        ([0.0], [1e-9], np.inf),
         ([], [], 0.0),
     ],
 )
-def test_relative_difference(expected: list[float], got: list[float], difference: float) -> None:
-    assert relative_difference(np.array(expected), np.array(got)) == difference
+def test_distance(expected: list[float], got: list[float], far: float) -> None:
+    assert distance(np.array(expected), np.array(got)) == far
 
 
 def test_of_integers_the_share_that_differs_counts() -> None:
-    assert relative_difference(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+    assert distance(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+
+
+def test_the_spread_is_that_of_finite_numbers() -> None:
+    rows = [np.array([[1.0, np.nan, 5.0]]), np.array([[1.5, 2.0, np.inf]]), np.array([[0.0, 3.0, 5.5]])]
+    assert spread_of(rows) == 1.5
