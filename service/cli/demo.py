@@ -30,7 +30,7 @@ EPILOG = examples(
 
 SERVED_AS = "file_types"
 STREAMS = 16
-WINDOW = 2  # requests in flight on each stream
+WINDOW = 1  # requests in flight on each stream
 _HEAD, _TAIL, _TYPES = 20, 5, 15
 
 
@@ -183,7 +183,7 @@ def _print_service(out: Console, results: Sequence[Result], statistics: pb.Model
         out.print(
             f"Batches formed: {statistics.execution_count:,} of {mean:.1f} rows on average, {largest} at most"
         )
-        out.print(f"  (requests had one row each, on {STREAMS} streams with {WINDOW} in flight).")
+        out.print(f"  (requests of one row each; {STREAMS} streams with {WINDOW} in flight on each).")
     if asked:
         p50, p99 = (asked[max(0, math.ceil(share * len(asked)) - 1)] / 1e6 for share in (0.50, 0.99))
         out.print(f"Latency of a request: p50 {p50:.1f} ms, p99 {p99:.1f} ms.")
