@@ -34,10 +34,12 @@ def run(command: Sequence[str | Path], timeout: float = 120) -> subprocess.Compl
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout)
 
 
-def build(sources: Sequence[Path], output: Path, *flags: str, include: Path = INCLUDE) -> Path:
+def build(
+    sources: Sequence[Path], output: Path, *flags: str, include: Path = INCLUDE, cc: str = "gcc"
+) -> Path:
     """Compiles and links; a compiler's message is the failure's message."""
-    done = run([compiler("gcc"), "-g", *STRICT, *flags, f"-I{include}", *sources, "-o", output, "-pthread"])
-    assert done.returncode == 0, f"gcc refused {[s.name for s in sources]}:\n{done.stderr}"
+    done = run([compiler(cc), "-g", *STRICT, *flags, f"-I{include}", *sources, "-o", output, "-pthread"])
+    assert done.returncode == 0, f"{cc} refused {[s.name for s in sources]}:\n{done.stderr}"
     return output
 
 
