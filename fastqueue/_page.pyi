@@ -10,7 +10,7 @@ class Step(NamedTuple):
     until_ns: int
 
 class Count(NamedTuple):
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, on purpose: it is the protocol's word
     ns: int
 
 class SizeStats(NamedTuple):

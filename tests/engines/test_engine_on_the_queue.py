@@ -87,6 +87,17 @@ def test_every_request_gets_its_own_rows(path: Path, sizes: list[int]) -> None:
         assert np.array_equal(answers[slot][0], 2 * x + 1)
 
 
+def test_requests_without_rows_alone_and_among_others(path: Path) -> None:
+    queue = Queue(models.affine(path, inner=5), max_batch_size=8)
+    for sizes in ([0], [2, 0, 3]):
+        sent = {queue.submit(x): x for x in (floats(rows, 5, 1000 * n) for n, rows in enumerate(sizes))}
+        assert queue.run() == [sum(sizes)]
+        answers = queue.answers()
+        for slot, x in sent.items():
+            assert answers[slot][0].shape == x.shape
+            assert np.array_equal(answers[slot][0], 2 * x + 1)
+
+
 def test_outputs_of_different_datatypes_are_cut_apart_right(path: Path) -> None:
     queue = Queue(models.two_by_two(path))
     sent = {}
