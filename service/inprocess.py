@@ -58,6 +58,11 @@ class InProcess:
     def metrics_url(self) -> str:
         return f"http://{join_address(self._config.host, self.metrics_port)}"
 
+    @property
+    def in_flight(self) -> int:
+        """Requests whose clients wait."""
+        return self.frontend.in_flight
+
     def start_worker(self, engines: Sequence[Engine], wait: bool = True) -> None:
         """Starts a worker, and returns when the service is ready (at once without `wait`)."""
         self._worker = Worker(engines, self._config.output_arena_mb)

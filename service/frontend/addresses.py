@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -12,10 +13,14 @@ def join_address(host: str, port: int) -> str:
 
 
 def why_not_bound(host: str, port: int, flag: str) -> str:
-    """One sentence on why this address cannot be listened on, found by trying."""
+    """One sentence on why this address cannot be listened on, found by trying; empty when it can.
+
+    `flag` is the option that sets the port.
+    """
     try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in infos:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -24,5 +29,7 @@ def why_not_bound(host: str, port: int, flag: str) -> str:
         return f"cannot listen on {host}: {error.strerror}; --host names an address of this machine"
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.EADDRNOTAVAIL:
+            return f"cannot listen on {host}: {why}; --host names an address of this machine"
         return f"cannot listen on {host} port {port}: {why}; {flag} chooses another port, 0 any free one"
-    return f"cannot listen on {host} port {port}; {flag} chooses another port, 0 any free one"
+    return ""

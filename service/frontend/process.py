@@ -58,8 +58,14 @@ class FrontEnd:
                 config.host, config.metrics_port, metrics, lambda: self.state.ready
             )
         except OSError as error:
-            raise StartError(why_not_bound(config.host, config.metrics_port, "--metrics-port")) from error
+            why = why_not_bound(config.host, config.metrics_port, "--metrics-port") or str(error)
+            raise StartError(why) from error
         return grpc_port, self._metrics_port.port
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose clients wait. May be read from any thread."""
+        return self._calls.in_flight
 
     def open_link(self, worker: int, sock: socket.socket) -> None:
         """Serves the link to a worker until it ends."""
@@ -101,7 +107,7 @@ class FrontEnd:
         entries = self.catalog.entries
         stats = [(entry.spec.name, entry.spec.version, entry.stats()) for entry in entries]
         models = tuple((name, version, found) for name, version, found in stats if found is not None)
-        return Snapshot(self.state.ready, self._calls.in_flight, models, dict(self.state.rejected))
+        return Snapshot(self.state.ready, self.in_flight, models, dict(self.state.rejected))
 
 
 class Process:

@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,16 +72,28 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]
 
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is not news; anything else is."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 class MetricsPort:
     """Listens at once; OSError when it cannot. `port` is the one it got, where 0 was asked for."""
 
     def __init__(self, host: str, port: int, metrics: Metrics, is_ready: Callable[[], bool]) -> None:
         self._server = _Server(host, port, metrics, is_ready)
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics port", daemon=True)
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="metrics port", daemon=True)
         self._thread.start()
 
+    def _serve(self) -> None:
+        while not self._closed:
+            self._server.handle_request()  # serve_forever would wake up twice a second to look for its end
+
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._closed = True
+        self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._server.server_close()

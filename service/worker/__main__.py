@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from service.config import ServeConfig
 from service.control import Channel
@@ -48,7 +48,8 @@ def notes_on(worker: Worker) -> list[str]:
     return notes
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], load: Callable[[ServeConfig], list[Engine]] = open_engines) -> int:
+    """The life of a worker process; its exit code. `load` is where tests put engines of their own."""
     die_with_parent()
     control = Channel.from_fd(control_fd(arguments))
     configure = control.receive()
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     config = ServeConfig.from_json(configure.body["config"])
     try:
-        worker = Worker(open_engines(config), config.output_arena_mb)
+        worker = Worker(load(config), config.output_arena_mb)
     except StartError as error:
         control.send("failed", {"message": str(error)})
         return EXIT_BAD_START

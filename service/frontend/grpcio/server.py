@@ -78,10 +78,12 @@ class Server:
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port, which is the system's choice when 0 was asked for. Raises StartError."""
+        if why := why_not_bound(host, port, "--grpc-port"):  # gRPC would say less, and log more
+            raise StartError(why)
         try:
             bound = self._server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
-            raise StartError(why_not_bound(host, port, "--grpc-port")) from error
+            raise StartError(f"cannot listen on {host} port {port}: {error}") from error
         await self._server.start()
         return bound
 

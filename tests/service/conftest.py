@@ -1,0 +1,39 @@
+"""The conformance suite's ground: a service in this process, on the front end under test, and a bare client.
+
+Every test that asks for `serve` runs on each front end there is: a new front end is a new word in FRONTENDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from scripted import ScriptedEngine
+from wire import Wire
+
+from service.config import FRONTENDS, ServeConfig
+from service.inprocess import InProcess, running
+
+
+@pytest.fixture(params=FRONTENDS)
+def frontend(request: pytest.FixtureRequest) -> str:
+    """The front end under test."""
+    return request.param
+
+
+@pytest.fixture
+def serve(frontend: str) -> Iterator[Callable[..., tuple[InProcess, Wire]]]:
+    """serve(*engines, **settings): a running service with these engines, and a client of it."""
+    with ExitStack() as stack:
+
+        def start(*engines: ScriptedEngine, **settings) -> tuple[InProcess, Wire]:
+            settings = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0, **settings}
+            service = stack.enter_context(running(engines, ServeConfig((), frontend=frontend, **settings)))
+            wire = Wire(service.address)
+            stack.callback(wire.close)
+            for engine in engines:
+                stack.callback(engine.gate.open)  # a shut gate would hold the end of the test
+            return service, wire
+
+        yield start
