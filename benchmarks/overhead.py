@@ -37,7 +37,7 @@ def main() -> None:
                 results.add(
                     f"one in flight, {way}, round {number}",
                     requests=found.client.count,
-                    failed=found.failed,
+                    failed=found.failures,
                     outside_engine_p50_us=found.outside_us,
                     client_p50_us=found.client.p50,
                     client_p99_us=found.client.p99,

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +99,7 @@ class Measured:
     client: Latency
     work: ServerWork
     seconds: float
-    failed: int
+    failures: str
     cpu_s: float
 
     @property
@@ -139,5 +140,11 @@ def measure(
         raise RuntimeError(f"no answers or no statistics: {dict(tally.failures)}")
     late = latency(tally.late_ns)
     return Measured(
-        tally.latencies_ns, late, summary, report.work, tally.seconds, tally.failures.total(), report.cpu_s
+        tally.latencies_ns, late, summary, report.work, tally.seconds, _text(tally.failures), report.cpu_s
     )
+
+
+def _text(failures: Counter[str]) -> str:
+    """How many failed, and why most of them."""
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in failures.most_common(2))
+    return f"{failures.total()} ({reasons})" if failures else "0"

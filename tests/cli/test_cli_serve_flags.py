@@ -41,6 +41,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--frontend": "grpcio",
         "--arena-mb": 7,
         "--output-arena-mb": 8,
+        "--slots-per-lane": 11,
         "--drain-timeout": 9.5,
         "--ready-fd": 10,
     }
@@ -58,6 +59,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         frontend="grpcio",
         arena_mb=7,
         output_arena_mb=8,
+        slots_per_lane=11,
         drain_timeout_s=9.5,
         ready_fd=10,
     )

@@ -1,0 +1,87 @@
+"""The client commands against the real service, in processes of its own: what they say must add up there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fake_server import Run
+from onnx import TensorProto, helper, numpy_helper
+
+from service.demo.server import Server, running
+
+
+def affine(path: Path) -> Path:
+    """y = 2x + 1 on FP32 [-1, 4]."""
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "two"], ["t"]), helper.make_node("Add", ["t", "one"], ["y"])],
+        "affine",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])],
+        [numpy_helper.from_array(np.float32(2), "two"), numpy_helper.from_array(np.float32(1), "one")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = affine(tmp_path_factory.mktemp("model") / "anything.onnx")
+    with running(model, "affine", ["--max-batch-size", "8"]) as server:
+        yield server
+
+
+def test_models_lists_what_is_served(run: Run, real: Server) -> None:
+    (row,) = json.loads(run("models", "--url", real.url, "--json").stdout)
+    assert (row["model"], row["version"], row["state"], row["max_batch"]) == ("affine", "1", "READY", 8)
+    assert row["inputs"] == ["x FP32 [-1, 4]"] and row["outputs"] == ["y FP32 [-1, 4]"]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 20], ids=["one", "full batch", "split and joined"])
+def test_infer_prints_what_the_model_computes(run: Run, real: Server, tmp_path: Path, rows: int) -> None:
+    x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+    np.save(tmp_path / "x.npy", x)
+    (output,) = json.loads(run("infer", "affine", tmp_path / "x.npy", "--url", real.url, "--json").stdout)[
+        "outputs"
+    ]
+    assert output["shape"] == [rows, 4] and output["data"] == (2 * x + 1).ravel().tolist()
+
+
+def test_a_refusal_names_tensor_expected_and_got(run: Run, real: Server, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[[1, 2, 3]]")
+    result = run("infer", "affine", tmp_path / "x.json", "--url", real.url)
+    assert result.exit_code == 1
+    assert "INVALID_ARGUMENT" in result.stderr and "'x'" in result.stderr and "[-1,4]" in result.stderr
+
+
+@pytest.mark.parametrize("way", [[], ["--stream"]], ids=["unary", "stream"])
+def test_bench_accounts_for_every_row(run: Run, real: Server, way: list[str]) -> None:
+    result = run(
+        "bench",
+        "affine",
+        "--url",
+        real.url,
+        "-n",
+        400,
+        "-c",
+        32,
+        "--rows",
+        3,
+        "--pid",
+        real.pid,
+        "--json",
+        *way,
+    )
+    report = json.loads(result.stdout)
+    assert report["failures"] == {} and report["latency_us"]["count"] == 400
+    work = report["server"]
+    assert (work["requests"], work["failed"], work["rows"]) == (400, 0, 1200)
+    by_size = {int(size): count for size, count in work["by_size"].items()}
+    assert sum(by_size.values()) == work["batches"]
+    assert sum(size * count for size, count in by_size.items()) == 1200
+    assert max(by_size) <= 8
+    assert report["server_cpu_s"] > 0
