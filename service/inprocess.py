@@ -3,10 +3,11 @@
     with running([engine], config) as service:
         channel = grpc.insecure_channel(service.address)
 
-The front end and the worker are the real ones, over real lanes and a real link; only the supervisor is missing.
-So `stop_worker` and `start_worker` stand for a worker's death and its next incarnation, and `drain` for SIGTERM.
-Engines are objects, so a test can give one that waits on an event or records its batches. They belong to the
-worker, which closes them; a worker that is started again needs new ones, or ones that do not mind.
+The front end and the worker are the real ones, over real lanes and a real link; only the supervisor is
+missing. So `cut_link` and `start_worker` stand for a worker's death and its next incarnation, and `drain` for
+SIGTERM. Engines are objects, so a test can give one that waits on an event or records its batches. They
+belong to the worker, which closes them; a worker that is started again needs new ones, or ones that do not
+mind.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class InProcess:
 
 @contextmanager
 def running(engines: Sequence[Engine], config: ServeConfig | None = None) -> Iterator[InProcess]:
-    """A service with these engines, ready, and ended afterwards. Ports are free ones unless the config says."""
+    """A service with these engines, ready, and ended afterwards. Ports are free ones unless the config
+    says.
+    """
     config = config or ServeConfig((), grpc_port=0, metrics_port=0, arena_mb=16, output_arena_mb=16)
     service = InProcess(config)
     service.start()

@@ -61,15 +61,18 @@ DRAIN_GRACE_S = 5.0  # what a front end may take beyond the drain time-out to sa
 Event = Callable[[], Awaitable[None]]
 
 
-def serve(config: ServeConfig) -> int:
-    """Runs the service until it is told to end; returns the exit code. Call it in the main thread."""
+def serve(config: ServeConfig, commands: Mapping[str, Sequence[str]] = COMMANDS) -> int:
+    """Runs the service until it is told to end; returns the exit code. Call it in the main thread.
+
+    `commands` are the children's command lines, to which `--control-fd N` is added.
+    """
     try:
         config.check()
     except ConfigError as error:
         for fault in error.faults:
             say(fault)
         return EXIT_BAD_START
-    return asyncio.run(Supervisor(config).run())
+    return asyncio.run(Supervisor(config, commands).run())
 
 
 def say(text: str) -> None:

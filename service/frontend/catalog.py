@@ -81,13 +81,17 @@ class Catalog:
         return [device for worker in sorted(self._devices) for device in self._devices[worker]]
 
     def find(self, name: str, version: str) -> Entry:
-        """The model of this name; version "" is the highest. Raises RequestError, or Unavailable before start."""
+        """The model of this name; version "" is the highest. Raises RequestError, or Unavailable before
+        start.
+        """
         if not self.started:
             raise Unavailable(NOT_READY)
         return self.entries[find([entry.codec_spec for entry in self.entries], name, version)]
 
     def select(self, name: str, version: str) -> list[Entry]:
-        """All models; those of a name; or one version of it. Raises as `find` does when a name is not served."""
+        """All models; those of a name; or one version of it. Raises as `find` does when a name is not
+        served.
+        """
         if not name:
             return list(self.entries)
         one = self.find(name, version)

@@ -1,4 +1,5 @@
-"""The front end's side of a link: one conversation with one incarnation of a worker (`service.worker.worker`).
+"""The front end's side of a link: one conversation with one incarnation of a worker
+(`service.worker.worker`).
 
     1. open lanes, say hello with their descriptors 2. the worker says ready, with its page, its output
     arena and its models: they can be used from now on 3. nothing more is said; when the link ends the
@@ -30,10 +31,14 @@ class Lanes(Protocol):
     """The front-end threads, seen from here: each has a lane to every worker."""
 
     def open_lanes(self) -> tuple[int, list[int]]:
-        """A lane of each thread to a new worker: its number, and three descriptors per lane, which stay theirs."""
+        """A lane of each thread to a new worker: its number, and three descriptors per lane, which stay
+        theirs.
+        """
 
     def attach_lanes(self, lane: int, page_fd: int, output_fd: int) -> None:
-        """The worker behind `lane` is ready. Raises QueueError or OSError when its memory is not what it should be."""
+        """The worker behind `lane` is ready. Raises QueueError or OSError when its memory is not what it
+        should be.
+        """
 
     def close_lanes(self, lane: int) -> None:
         """The worker behind `lane` is gone: whoever waits for it is told."""

@@ -77,7 +77,8 @@ class FrontEnd:
         """What the ready line says of each model."""
         specs = [entry.spec for entry in self.catalog.entries]
         return [
-            {"name": spec.name, "version": spec.version, "max_batch_size": spec.max_batch_size} for spec in specs
+            {"name": spec.name, "version": spec.version, "max_batch_size": spec.max_batch_size}
+            for spec in specs
         ]
 
     async def drain(self) -> int:

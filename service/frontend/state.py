@@ -30,7 +30,9 @@ class State:
         return self._catalog.ready and not self.draining
 
     def check_started(self) -> None:
-        """Raises Unavailable before every worker has been ready once: until then no model can be called unknown."""
+        """Raises Unavailable before every worker has been ready once: until then no model can be called
+        unknown.
+        """
         if not self._catalog.started:
             raise Unavailable(NOT_READY)
 

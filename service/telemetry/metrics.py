@@ -95,7 +95,7 @@ _OUTCOMES: tuple[tuple[str, Callable[[StatsLike], int]], ...] = (
 
 
 class Metrics:
-    """A registry with one collector over `source`, which is asked at every scrape, on the scraper's thread."""
+    """A registry with one collector over `source`, which is asked on the thread of every scrape."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -1,4 +1,6 @@
-"""The worker process: loads the models it was told to, then serves links until its supervisor lets go of it."""
+"""The worker process: loads the models it was told to, then serves links until its supervisor lets go of
+it.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Worker:
     def __init__(self, engines: Sequence[Engine], output_arena_mb: int) -> None:
         wanted = sum(engine.spec.instances for engine in engines)
         if wanted > MAX_STREAMS:
-            raise StartError(f"{wanted} instances in all; a worker has room for {MAX_STREAMS}: lower --instances")
+            raise StartError(
+                f"{wanted} instances in all; a worker has room for {MAX_STREAMS}: lower --instances"
+            )
         self.devices = ["cpu"]
         self._former = BatchFormer(output_arena_mb)
         self._threads: list[threading.Thread] = []
@@ -88,7 +90,9 @@ class Worker:
                 stream = self._former.add_stream(model.id)
                 model.streams.append(stream)
                 name = model.engine.spec.name
-                self._start_thread(f"stream {stream}: {name}", run_stream, self._former, stream, instance, name)
+                self._start_thread(
+                    f"stream {stream}: {name}", run_stream, self._former, stream, instance, name
+                )
 
     def _start_thread(self, name: str, target: Any, *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -120,11 +124,15 @@ class Worker:
             channel.close()
 
     def _attach(self, hello: Message, lanes: list[int]) -> None:
-        """Attaches the lanes of a hello, and notes each in `lanes`. The former keeps what it needs of the fds."""
+        """Attaches the lanes of a hello, and notes each in `lanes`. The former keeps what it needs of the
+        fds.
+        """
         fds = hello.take_fds()
         try:
             if hello.kind != "hello" or len(fds) != hello.body.get("lanes", 0) * FDS_PER_LANE:
-                raise ProtocolError(f"expected a hello with {FDS_PER_LANE} descriptors per lane, got {hello!r}")
+                raise ProtocolError(
+                    f"expected a hello with {FDS_PER_LANE} descriptors per lane, got {hello!r}"
+                )
             for i in range(0, len(fds), FDS_PER_LANE):
                 lanes.append(self._former.attach_lane(*fds[i : i + FDS_PER_LANE]))
         finally:
@@ -136,7 +144,9 @@ class Worker:
         return {"models": models, "devices": self.devices}
 
     def close_links(self) -> list[threading.Thread]:
-        """Ends every link. Its front end sees that at once; the threads end when what is launched has ended."""
+        """Ends every link. Its front end sees that at once; the threads end when what is launched has
+        ended.
+        """
         with self._lock:
             for channel in self._links:
                 channel.shutdown()

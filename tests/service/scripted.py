@@ -17,7 +17,9 @@ def tensor(name: str, datatype: str = "FP32", *dims: int) -> TensorSpec:
     return TensorSpec(name, datatype, tuple(dims))
 
 
-def model_spec(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], **settings) -> ModelSpec:
+def model_spec(
+    name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], **settings
+) -> ModelSpec:
     settings = {"max_batch_size": 8, "version": "1", **settings}
     return ModelSpec(
         name=name,
@@ -30,7 +32,9 @@ def model_spec(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
 
 
 class Gate:
-    """Lets batches run one permit at a time while it is shut, and all of them while it is open (as at first)."""
+    """Lets batches run one permit at a time while it is shut, and all of them while it is open (as at
+    first).
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -55,13 +59,17 @@ class Gate:
     def wait_until_held(self, count: int = 1) -> None:
         """Returns once `count` batches are waiting at the gate."""
         with self._condition:
-            assert self._condition.wait_for(lambda: self.waiting >= count, LIMIT_S), "no batch came to the gate"
+            assert self._condition.wait_for(lambda: self.waiting >= count, LIMIT_S), (
+                "no batch came to the gate"
+            )
 
     def enter(self) -> None:
         with self._condition:
             self.waiting += 1
             self._condition.notify_all()
-            assert self._condition.wait_for(lambda: self._open or self._permits > 0, LIMIT_S), "nobody opened the gate"
+            assert self._condition.wait_for(lambda: self._open or self._permits > 0, LIMIT_S), (
+                "nobody opened the gate"
+            )
             self.waiting -= 1
             self._permits -= 0 if self._open else 1
 
@@ -122,3 +130,14 @@ def affine(name: str = "affine", width: int = 4, **settings) -> ScriptedEngine:
     """y = 2x + 1 on FP32 rows of `width`."""
     spec = model_spec(name, [tensor("x", "FP32", width)], [tensor("y", "FP32", width)], **settings)
     return ScriptedEngine(spec, lambda x: [2 * x + 1])
+
+
+def two_in_two_out(**settings) -> ScriptedEngine:
+    """sum and difference of two INT32 rows of 16, as Triton's example model."""
+    inputs = [tensor("INPUT0", "INT32", 16), tensor("INPUT1", "INT32", 16)]
+    outputs = [tensor("OUTPUT0", "INT32", 16), tensor("OUTPUT1", "INT32", 16)]
+    return ScriptedEngine(model_spec("simple", inputs, outputs, **settings), lambda a, b: [a + b, a - b])
+
+
+def ints(first: int, count: int = 1) -> np.ndarray:
+    return np.arange(first, first + 16 * count, dtype=np.int32).reshape(count, 16)

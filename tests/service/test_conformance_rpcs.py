@@ -52,7 +52,11 @@ def test_server_metadata_names_the_server_and_only_what_is_built(serve):
     metadata = wire.call("ServerMetadata")
     assert metadata.name == "headrace"
     assert metadata.version
-    assert tuple(metadata.extensions) == EXTENSIONS == ("model_configuration", "statistics", "binary_tensor_data")
+    assert (
+        tuple(metadata.extensions)
+        == EXTENSIONS
+        == ("model_configuration", "statistics", "binary_tensor_data")
+    )
 
 
 def test_the_server_can_be_called_otherwise(serve):
@@ -63,7 +67,11 @@ def test_the_server_can_be_called_otherwise(serve):
 def test_model_metadata_has_the_batch_axis_and_config_has_not(serve):
     _, wire = serve(affine(width=3, max_batch_size=5, max_batch_wait_us=70, instances=2))
     metadata = wire.call("ModelMetadata", pb.ModelMetadataRequest(name="affine"))
-    assert (metadata.name, list(metadata.versions), metadata.platform) == ("affine", ["1"], "onnxruntime_onnx")
+    assert (metadata.name, list(metadata.versions), metadata.platform) == (
+        "affine",
+        ["1"],
+        "onnxruntime_onnx",
+    )
     (x,), (y,) = metadata.inputs, metadata.outputs
     assert (x.name, x.datatype, list(x.shape)) == ("x", "FP32", [-1, 3])
     assert (y.name, y.datatype, list(y.shape)) == ("y", "FP32", [-1, 3])
@@ -159,7 +167,10 @@ def test_statistics_count_rows_batches_and_requests(serve):
 def test_statistics_without_a_name_are_of_all_models(serve):
     _, wire = serve(affine("one"), affine("two"))
     stats = wire.call("ModelStatistics").model_stats
-    assert sorted((row.name, row.version, row.inference_count) for row in stats) == [("one", "1", 0), ("two", "1", 0)]
+    assert sorted((row.name, row.version, row.inference_count) for row in stats) == [
+        ("one", "1", 0),
+        ("two", "1", 0),
+    ]
 
 
 def test_a_failed_request_is_counted_as_one(serve, capfd):

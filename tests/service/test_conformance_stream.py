@@ -1,4 +1,6 @@
-"""ModelStreamInfer: answers in the order of the requests, failures that leave the stream open, and its four ends."""
+"""ModelStreamInfer: answers in the order of the requests, failures that leave the stream open, and its four
+ends.
+"""
 
 from __future__ import annotations
 

@@ -175,7 +175,8 @@ def test_a_killed_child_is_replaced_on_a_new_link(tmp_path, capfd, role):
 
 def test_the_second_front_end_is_told_the_first_ones_ports(tmp_path):
     script = GOOD_FRONTEND.replace(
-        '"grpc_port": 4001', '"grpc_port": __import__("json").loads(configure.body["config"])["grpc_port"] or 5005'
+        '"grpc_port": 4001',
+        '"grpc_port": __import__("json").loads(configure.body["config"])["grpc_port"] or 5005',
     )
 
     async def scenario():
@@ -271,15 +272,21 @@ def test_nothing_is_restarted_while_draining(tmp_path):
 def test_the_death_of_the_supervisor_is_the_death_of_its_children(tmp_path):
     model = tmp_path / "m.onnx"
     model.write_bytes(b"")
+    children = {FRONTEND: command(GOOD_FRONTEND), WORKER: command(GOOD_WORKER)}
     script = f"""
-import asyncio, sys from service.config import ServeConfig from service.supervisor import FRONTEND, WORKER,
-Supervisor commands = {{FRONTEND: [sys.executable, "-c", {GOOD_FRONTEND!r}], WORKER: [sys.executable, "-c",
-{GOOD_WORKER!r}]}} service = Supervisor(ServeConfig(({str(model)!r},)), commands) async def main():
+import asyncio
+from service.config import ServeConfig
+from service.supervisor import FRONTEND, WORKER, Supervisor
+
+service = Supervisor(ServeConfig(({str(model)!r},)), {children!r})
+
+async def main():
     task = asyncio.create_task(service.run())
     while not service._was_ready:
         await asyncio.sleep(0.005)
     print(service._roles[FRONTEND].child.pid, service._roles[WORKER].child.pid, flush=True)
     await task
+
 asyncio.run(main())
 """
 

@@ -141,7 +141,11 @@ def test_instances_run_side_by_side(start):
 
 def test_an_unbatched_model_gets_requests_one_by_one_in_full_shape(start):
     spec = model_spec(
-        "whole", [tensor("x", "FP32", 2, -1)], [tensor("y", "FP32", -1)], max_batch_size=0, why_unbatched="a reason"
+        "whole",
+        [tensor("x", "FP32", 2, -1)],
+        [tensor("y", "FP32", -1)],
+        max_batch_size=0,
+        why_unbatched="a reason",
     )
     engine = ScriptedEngine(spec, lambda x: [x.sum(axis=0)])
     front = Front(start(engine))

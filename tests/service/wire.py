@@ -1,4 +1,6 @@
-"""A bare client of the protocol: raw gRPC and this project's own messages, so that tests see what is on the wire."""
+"""A bare client of the protocol: raw gRPC and this project's own messages, so that tests see what is on the
+wire.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class Wire:
 
     def infer_later(self, request: Any, timeout_s: float = LIMIT_S) -> Any:
         """The call as a future; `done_response` reads it."""
-        return self.channel.unary_unary(f"{SERVICE}ModelInfer").future(request.SerializeToString(), timeout=timeout_s)
+        return self.channel.unary_unary(f"{SERVICE}ModelInfer").future(
+            request.SerializeToString(), timeout=timeout_s
+        )
 
     def error(self, request: Any) -> tuple[str, str]:
         """Status name and message of an Infer call that must fail. A request may be bytes."""
@@ -145,3 +149,19 @@ class StreamCall:
     def cancel(self) -> None:
         self.call.cancel()
         self._requests.put(None)
+
+
+def hold(engine: Any, wire: Wire, request: Any) -> object:
+    """Shuts the engine's gate and puts one request into it, so that what follows has to queue."""
+    engine.gate.shut()
+    first = wire.infer_later(request)
+    engine.gate.wait_until_held()
+    return first
+
+
+def queue(service: Any, wire: Wire, requests: Iterable[Any]) -> list:
+    """Sends requests that have to wait; returns when all of them are with the worker."""
+    before = service.in_flight
+    futures = [wire.infer_later(request) for request in requests]
+    wait_until(lambda: service.in_flight == before + len(futures), "everything in flight")
+    return futures

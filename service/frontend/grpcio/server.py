@@ -91,7 +91,8 @@ class Server:
         self._health.changed()
 
     async def drain(self, timeout_s: float) -> int:
-        """Finishes what is accepted, then stops listening. The number of requests that did not make it in time.
+        """Finishes what is accepted, then stops listening. The number of requests that did not make it in
+        time.
 
         `state.draining` is set before: new calls are answered UNAVAILABLE until all others are finished.
         """

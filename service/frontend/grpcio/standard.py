@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha._async import ReflectionServicer  # type: ignore[import-untyped]
 
 from service._pb import POOL
 from service.errors import Code
@@ -45,7 +45,7 @@ class Health:
         self._closed = True
         self.changed()
 
-    def _status(self, service: str) -> int:
+    def _status(self, service: str) -> Any:
         if service not in _KNOWN:
             return _STATUS.SERVICE_UNKNOWN
         return _STATUS.SERVING if self._is_ready() else _STATUS.NOT_SERVING
@@ -58,7 +58,9 @@ class Health:
         return answer
 
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        """The status now, and whenever it changes. An unknown service is watched too, as the protocol wants."""
+        """The status now, and whenever it changes. An unknown service is watched too, as the protocol
+        wants.
+        """
         service = health_pb2.HealthCheckRequest.FromString(request).service
         last = None
         while not self._closed:

@@ -41,7 +41,9 @@ class Entry:
         self.request = request
         self.ticket: Ticket | None = None
         self.payload: bytes | None = None  # the message to write; None: not answered yet
-        self.error: tuple[int, str] | None = None  # what the message says, when it says that the request failed
+        self.error: tuple[int, str] | None = (
+            None  # what the message says, when it says that the request failed
+        )
 
     def set_result(self, answer: Answer) -> None:
         _, code, payload = answer

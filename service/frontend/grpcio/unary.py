@@ -17,7 +17,9 @@ from service.frontend.grpcio.status import Context, set_shutting_down, set_statu
 from service.frontend.rpcs import Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
 
-_NO_DEADLINE_S = 1e9  # what is this far away is none, and would not fit into 64 bits of nanoseconds much farther
+_NO_DEADLINE_S = (
+    1e9  # what is this far away is none, and would not fit into 64 bits of nanoseconds much farther
+)
 
 
 def deadline_ns(context: Context) -> int | None:

@@ -1,0 +1,125 @@
+"""A whole service of real processes for the tests of its life: the real supervisor and front end, a gated
+worker.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+from wire import LIMIT_S, wait_until
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import sys
+from service.config import ServeConfig
+from service.supervisor import COMMANDS, WORKER, serve
+sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.executable, sys.argv[2]]}))
+"""
+
+
+class Server:
+    """The service with the model `affine`, ready when entered and gone when left."""
+
+    def __init__(self, folder: Path, **settings) -> None:
+        self.model = folder / "affine.onnx"
+        self.model.write_text("a lock for gated_worker.py")
+        self._log = open(folder / "log", "w+")
+        self._settings = settings
+        self._lock = open(self.model)
+
+    def __enter__(self) -> Server:
+        from service.config import ServeConfig
+
+        reader, writer = os.pipe()
+        config = ServeConfig((str(self.model),), **{"grpc_port": 0, "metrics_port": 0, "arena_mb": 16,
+                             "output_arena_mb": 16, "ready_fd": writer, **self._settings})  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", SCRIPT, config.to_json(), str(HERE / "gated_worker.py")],
+            pass_fds=[writer],
+            stdout=self._log,
+            stderr=self._log,
+        )
+        os.close(writer)
+        with os.fdopen(reader) as file:
+            line = file.readline()
+        assert line, self.log()
+        self.ready = json.loads(line)
+        self.address = f"127.0.0.1:{self.ready['grpc_port']}"
+        return self
+
+    def __exit__(self, *_) -> None:
+        children = self.children()
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        wait_until(lambda: not any(alive(child.pid) for child in children), "the end of every process")
+        self._log.close()
+        self._lock.close()
+
+    def log(self) -> str:
+        """Everything the service has said."""
+        return Path(self._log.name).read_text()
+
+    def shut(self) -> None:
+        """Batches wait from now on."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        """Batches run again."""
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def signal(self, signum: int = signal.SIGTERM) -> None:
+        self.process.send_signal(signum)
+
+    def exit_code(self) -> int:
+        """Waits for the end."""
+        return self.process.wait(LIMIT_S)
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def child(self, words: str) -> psutil.Process:
+        """The child whose command line has these words."""
+        (found,) = [child for child in self.children() if words in " ".join(child.cmdline())]
+        return found
+
+    def worker(self) -> psutil.Process:
+        return self.child("gated_worker.py")
+
+    def frontend(self) -> psutil.Process:
+        return self.child("service.frontend")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a request to the metrics port."""
+        url = f"http://127.0.0.1:{self.ready['metrics_port']}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def in_flight(self) -> int:
+        """Requests whose clients wait, as the metrics say."""
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith("headrace_requests_in_flight "):
+                return int(float(line.split()[1]))
+        raise AssertionError("no headrace_requests_in_flight")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

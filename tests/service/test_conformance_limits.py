@@ -1,0 +1,151 @@
+"""ModelInfer at its limits: deadlines, cancelled calls, full queues, a lost worker, a server that ends."""
+
+from __future__ import annotations
+
+import grpc
+import numpy as np
+import pytest
+from scripted import affine
+from wire import done_response, hold, infer_request, output, queue, rows, status_of, wait_until
+
+from service._pb import inference as pb
+
+# ---- time and room ----
+
+
+def test_a_timeout_is_answered_while_the_model_is_busy(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    late = infer_request("affine", x=rows(1))
+    late.parameters["timeout"].int64_param = 20_000
+    code, text = wire.error(late)
+    assert code == "DEADLINE_EXCEEDED"
+    assert text
+    engine.gate.open()
+    assert status_of(first) == "OK"
+    assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"
+    assert engine.batches == [1, 1]
+
+
+def test_a_grpc_deadline_frees_what_the_request_held(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    late = wire.infer_later(infer_request("affine", x=rows(1)), timeout_s=0.05)
+    assert status_of(late) == "DEADLINE_EXCEEDED"
+    wait_until(lambda: service.in_flight == 1, "the late request gone")
+    engine.gate.open()
+    assert status_of(first) == "OK"
+    assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"
+    assert engine.batches == [1, 1]
+
+
+def test_a_deadline_in_a_hundred_years_does_no_harm(serve):
+    _, wire = serve(affine())
+    future = wire.infer_later(infer_request("affine", x=rows(1)), timeout_s=5e9)
+    assert status_of(future) == "OK"
+
+
+def test_a_cancelled_call_is_dropped_from_the_queue(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    second, third = queue(service, wire, [infer_request("affine", x=rows(1))] * 2)
+    second.cancel()
+    wait_until(lambda: service.in_flight == 2, "the cancelled request gone")
+    engine.gate.open()
+    assert [status_of(future) for future in (first, second, third)] == ["OK", "CANCELLED", "OK"]
+    assert engine.batches == [1, 1]
+
+
+def test_a_full_queue_refuses_with_a_hint_when_to_come_back(serve):
+    engine = affine()
+    service, wire = serve(engine, slots_per_lane=4)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    queued = queue(service, wire, [infer_request("affine", x=rows(1))] * 3)
+    refused = wire.infer_later(infer_request("affine", x=rows(1)))
+    assert status_of(refused) == "RESOURCE_EXHAUSTED"
+    assert "--slots-per-lane" in refused.details()
+    assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
+    engine.gate.open()
+    assert [status_of(future) for future in (first, *queued)] == ["OK"] * 4
+
+
+def test_a_full_arena_refuses_and_recovers(serve):
+    engine = affine(width=1 << 16)
+    service, wire = serve(engine, arena_mb=1)
+    request = infer_request("affine", x=rows(1, width=1 << 16))
+    first = hold(engine, wire, request)
+    refused = []
+    while not refused:
+        future = wire.infer_later(request)
+        wait_until(
+            lambda f=future, n=service.in_flight: f.done() or service.in_flight > n, "an answer or a place"
+        )
+        refused = [future] if future.done() else []
+    assert status_of(refused[0]) == "RESOURCE_EXHAUSTED"
+    assert "--arena-mb" in refused[0].details()
+    engine.gate.open()
+    wait_until(lambda: service.in_flight == 0, "the queue empty")
+    assert status_of(first) == "OK"
+    assert status_of(wire.infer_later(request)) == "OK"
+
+
+def test_a_request_larger_than_the_arena_names_the_setting(serve):
+    _, wire = serve(affine(width=1 << 19), arena_mb=1)
+    code, text = wire.error(infer_request("affine", x=rows(1, width=1 << 19)))
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "--arena-mb" in text
+
+
+# ---- the worker's death, and the end ----
+
+
+def test_a_lost_worker_answers_at_once_and_the_next_one_serves(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    queued = queue(service, wire, [infer_request("affine", x=rows(1))] * 10)
+    service.cut_link()
+    for future in (first, *queued):
+        assert status_of(future) == "UNAVAILABLE"
+        assert "try later" in future.details()
+    assert not wire.call("ServerReady").ready
+    assert not wire.call("ModelReady", pb.ModelReadyRequest(name="affine")).ready
+    code, text = wire.error(infer_request("affine", x=rows(1)))
+    assert code == "UNAVAILABLE"
+    assert "affine" in text
+    assert wire.error(infer_request("other", x=rows(1)))[0] == "NOT_FOUND"
+    with pytest.raises(grpc.RpcError, match="not at ready state"):
+        wire.call("ModelMetadata", pb.ModelMetadataRequest(name="affine"))
+    engine.gate.open()
+    service.stop_worker()
+    service.start_worker([affine()])
+    assert wire.call("ServerReady").ready
+    assert np.array_equal(output(wire.infer(infer_request("affine", x=rows(1)))), 2 * rows(1) + 1)
+
+
+def test_draining_finishes_what_is_accepted_and_refuses_what_is_new(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    queued = queue(service, wire, [infer_request("affine", x=rows(1, 10.0 * i)) for i in range(20)])
+    service.begin_drain()
+    assert not wire.call("ServerReady").ready
+    assert wire.call("ServerLive").live
+    expected = "GRPC server is shutting down and has stopped accepting new requests."
+    assert wire.error(infer_request("affine", x=rows(1))) == ("UNAVAILABLE", expected)
+    engine.gate.open()
+    assert status_of(first) == "OK"
+    for i, future in enumerate(queued):
+        assert np.array_equal(output(done_response(future)), 2 * rows(1, 10.0 * i) + 1)
+
+
+def test_a_drain_that_runs_out_of_time_says_how_many_were_left(serve):
+    engine = affine()
+    service, wire = serve(engine, drain_timeout_s=0.05)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    queued = queue(service, wire, [infer_request("affine", x=rows(1))] * 2)
+    assert service.drain() == 3
+    assert {status_of(future) for future in (first, *queued)} <= {"UNAVAILABLE", "CANCELLED"}
