@@ -14,7 +14,7 @@ from c_toolchain import run
 pytestmark = pytest.mark.t3
 
 
-@pytest.mark.parametrize("group", ["litmus", "ring", "bell", "cancel", "slot"])
+@pytest.mark.parametrize("group", ["litmus", "ring", "bell", "cancel", "slot", "former"])
 def test_properties_hold(explorer: Path, group: str, capsys: pytest.CaptureFixture[str]) -> None:
     done = run([explorer, group], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

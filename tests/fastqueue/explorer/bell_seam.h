@@ -6,6 +6,7 @@
 
 #ifndef FQ_BELL_SEAM
 #define FQ_NEVER INT64_MAX
+static inline int64_t fq_monotonic_ns(void) { return 0; }
 static inline void fq_bell_wake(fq_bell *bell) { fq_model_wake(&bell->wanted); }
 static inline void fq_bell_ring(fq_bell *bell, uint32_t event) {
     if (fq_bell_take(bell, event)) fq_bell_wake(bell);
@@ -15,8 +16,7 @@ static inline void fq_bell_kick(fq_bell *bell) {
     fq_bell_wake(bell);
 }
 static inline void fq_bell_sleep(fq_bell *bell, uint32_t wanted, int64_t until_ns) {
-    (void)until_ns;
-    fq_model_sleep(&bell->wanted, wanted);
+    fq_model_sleep(&bell->wanted, wanted, until_ns);
 }
 #endif
 

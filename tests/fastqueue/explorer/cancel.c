@@ -58,16 +58,16 @@ static void cancel_and_go_on(void) {
     ex_claim(kit_submit(&kit, 2) == number, "FINAL did not free the slot");
 }
 
-/* The former's order: first the count of cancels, then the submissions, then the words. So a cancel that was counted is
- * looked for in everything that was published before it. */
+/* In the order of the former: what is accepted is looked at by itself, because a cancel that was counted before it was
+ * accepted is not counted again. */
 static uint32_t take_and_look(fq_slot *copy, int *drop) {
     uint32_t number = 0;
-    int moved = fq_lane_cancels_moved(&kit.worker);
     while (fq_lane_take(&kit.worker, &number, copy) == 0) {
+        (void)fq_lane_cancels_moved(&kit.worker); /* nothing is held that it could mean */
         kit_worker_sleep(&kit, FQ_WANT_SUBMIT);
-        moved |= fq_lane_cancels_moved(&kit.worker);
     }
-    *drop = moved && fq_lane_cancelled(&kit.worker, number);
+    *drop = fq_lane_cancelled(&kit.worker, number);
+    if (fq_lane_cancels_moved(&kit.worker)) *drop |= fq_lane_cancelled(&kit.worker, number);
     return number;
 }
 

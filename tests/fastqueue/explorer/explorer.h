@@ -21,12 +21,15 @@
  * The last run is then repeated with every access printed. A way to end that is allowed and was never seen fails the
  * scenario too: it would test less than it says.
  *
+ * In former.c the whole worker runs: its lock and conditions are the explorer's, its clock stands still, and the counters of
+ * its page (S1, S2) are carried out and not explored.
+ *
  * WHAT IT DOES NOT COVER. Stores enter a word's history in the order in which they run (no cycles of stores on two words),
  * and no load sees a store that has not run yet (no load buffering); so a dependency is never broken. More preemptions
  * than the bound, and longer scenarios than these.
  *
  * Files: memory.c histories and clocks, threads.c threads and choices, explore.c the runs and the tables, main.c the command.
- * litmus.c tests the explorer itself; ring.c, bell.c, cancel.c and slot.c test fastqueue.
+ * litmus.c tests the explorer itself; ring.c, bell.c, cancel.c, slot.c and former.c test fastqueue.
  */
 #ifndef EXPLORER_H
 #define EXPLORER_H
@@ -60,18 +63,26 @@ typedef struct ex_scenario {
 } ex_scenario;
 
 /* Ends with an entry without a property. */
-extern const ex_scenario ex_litmus[], ex_ring[], ex_bell[], ex_cancel[], ex_slot[];
+extern const ex_scenario ex_litmus[], ex_ring[], ex_bell[], ex_cancel[], ex_slot[], ex_former[];
 
 /* ---- for scenarios ---- */
 
 void ex_claim(int holds, const char *what); /* fails the run unless it holds */
 int ex_asleep(int thread);                  /* at the end: it was never woken */
+int64_t ex_asleep_until(int thread);        /* that one, were time to pass */
 int ex_died(int thread);                    /* at the end, or while running */
 void ex_wait_end(int thread);               /* until that thread has ended or died; orders nothing */
 
 /* An eventfd: reading waits for a write, and takes all of them. Orders nothing. */
 void ex_event_write(uint32_t *event);
 void ex_event_wait(uint32_t *event);
+
+/* A lock and a condition of one process, by address: pthread's, without spurious wake-ups. A lock orders what its holders
+ * did, one after the other. */
+void ex_lock(const void *lock);
+void ex_unlock(const void *lock);
+void ex_condition_wait(const void *condition, const void *lock);
+void ex_condition_wake(const void *condition);
 
 /* ---- explore.c ---- */
 
@@ -105,6 +116,9 @@ extern const char *const ex_label_names[FQ_LABEL_COUNT];
 extern const char *const ex_order_names[];
 
 void ex_memory_reset(void);
+int ex_lock_holder(const void *lock); /* a thread, or -1 */
+void ex_lock_taken(const void *lock);
+void ex_lock_left(const void *lock);
 void ex_trace(const char *format, ...);
 
 #endif

@@ -32,8 +32,9 @@ uint64_t fq_model_xchg(void *word, size_t bytes, uint64_t value, int order, int 
 void fq_model_put(void *shared, const void *from, size_t bytes);
 void fq_model_get(void *to, const void *shared, size_t bytes);
 
-/* A futex on the 32-bit word: sleeps when its newest value is `wanted`, until a wake. Nothing else ends the sleep. */
-void fq_model_sleep(const void *word, uint32_t wanted);
+/* A futex on the 32-bit word: sleeps when its newest value is `wanted`, until a wake. Nothing else ends the sleep: no time
+ * passes. But until when it would have slept can be asked at the end (ex_asleep_until). */
+void fq_model_sleep(const void *word, uint32_t wanted, int64_t until_ns);
 void fq_model_wake(const void *word);
 
 #define FQ_MODEL_SIZE(a) sizeof((a)->v)

@@ -34,17 +34,19 @@ static inline void kit_setup(lane_kit *kit, uint32_t slots) {
 
 static inline void kit_wake_worker(lane_kit *kit, int must) {
     ex_claim(must >= 0, "a ring was full");
-    if (must > 0) fq_bell_wake(&kit->worker_bell);
+    if (must > 0) fq_bell_wake(kit->front.worker);
+}
+
+static inline void kit_publish(lane_kit *kit, uint32_t number, const fq_slot *request) {
+    fq_data_put(&kit->front.lane.slots[number].model, &request->model, sizeof *request - offsetof(fq_slot, model));
+    kit_wake_worker(kit, fq_lane_publish(&kit->front, number));
 }
 
 /* Claims a slot, fills it as request `model`, publishes it. Its number, or -1 when none is free. */
 static inline int kit_submit(lane_kit *kit, uint32_t model) {
     uint32_t number;
-    fq_slot request = {.model = model, .rows = 1, .tenant = model};
-    fq_slot *slot = fq_lane_claim(&kit->front, &number);
-    if (!slot) return -1;
-    fq_data_put(&slot->model, &request.model, sizeof request - offsetof(fq_slot, model));
-    kit_wake_worker(kit, fq_lane_publish(&kit->front, number));
+    if (!fq_lane_claim(&kit->front, &number)) return -1;
+    kit_publish(kit, number, &(fq_slot){.model = model, .rows = 1, .tenant = model});
     return (int)number;
 }
 

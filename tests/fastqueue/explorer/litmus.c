@@ -108,7 +108,7 @@ static void race_half(void) {
 /* a sleeper, and a ringer that looks at the word first: the doorbell with acquire and release only */
 static void bell_sleeper(void) {
     store(&x, 1, FQ_REL);
-    if (!load(&y, FQ_ACQ)) fq_model_sleep(&x, 1);
+    if (!load(&y, FQ_ACQ)) fq_model_sleep(&x, 1, INT64_MAX);
 }
 static void bell_ringer(void) {
     store(&y, 1, FQ_REL);

@@ -5,7 +5,7 @@
 
 #include "explorer.h"
 
-enum { WORDS = 32, STORES = 48, ACCESSES = 256 };
+enum { WORDS = 32, STORES = 48, ACCESSES = 256, LOCKS = 4 };
 
 /* at[t]: how much of thread t's past is in mine. A thread's own entry counts its events. */
 typedef struct clock {
@@ -39,14 +39,21 @@ const char *const ex_order_names[] = {"rlx", "acq", "rel", "sc", NULL};
 
 int ex_weak_label, ex_weak_order;
 
+typedef struct lock {
+    const void *address;
+    int holder;    /* -1: nobody */
+    clock release; /* what the next holder learns */
+} lock;
+
 static clock clocks[EX_THREADS];
+static lock locks[LOCKS];
 static word words[WORDS];
 static access accesses[ACCESSES];
-static int word_count, access_count;
+static int word_count, access_count, lock_count;
 
 void ex_memory_reset(void) {
     memset(clocks, 0, sizeof clocks);
-    word_count = access_count = 0;
+    word_count = access_count = lock_count = 0;
 }
 
 static void too_small(const char *what) {
@@ -105,8 +112,12 @@ static int effective(int order, int label) {
     return label != FQ_LABEL_NONE && label == ex_weak_label ? ex_weak_order : order;
 }
 
+/* The counters of the worker page are written under one lock, and no other process decides anything by them: their
+ * accesses are carried out and not explored. */
+static int passive(int label) { return ex_current < 0 || label == FQ_LABEL_S1 || label == FQ_LABEL_S2; }
+
 uint64_t fq_model_load(const void *address, size_t bytes, int order, int label) {
-    if (ex_current < 0) return memory_read(address, bytes);
+    if (passive(label)) return memory_read(address, bytes);
     ex_switch();
     order = effective(order, label);
     word *w = word_at(address, bytes);
@@ -132,7 +143,7 @@ static store *append(word *w, uint64_t value, int order) {
 }
 
 void fq_model_store(void *address, size_t bytes, uint64_t value, int order, int label) {
-    if (ex_current >= 0) {
+    if (!passive(label)) {
         ex_switch();
         order = effective(order, label);
         word *w = word_at(address, bytes);
@@ -158,6 +169,32 @@ uint64_t fq_model_xchg(void *address, size_t bytes, uint64_t value, int order, i
     }
     memory_write(address, bytes, value);
     return old;
+}
+
+/* ---- locks ---- */
+
+static lock *lock_at(const void *address) {
+    for (int i = 0; i < lock_count; i++)
+        if (locks[i].address == address) return &locks[i];
+    if (lock_count == LOCKS) too_small("locks");
+    locks[lock_count] = (lock){.address = address, .holder = -1};
+    return &locks[lock_count++];
+}
+
+int ex_lock_holder(const void *address) { return lock_at(address)->holder; }
+
+void ex_lock_taken(const void *address) {
+    lock *l = lock_at(address);
+    l->holder = ex_current;
+    join(&clocks[ex_current], &l->release);
+    (void)tick();
+}
+
+void ex_lock_left(const void *address) {
+    lock *l = lock_at(address);
+    (void)tick();
+    l->holder = -1;
+    l->release = clocks[ex_current];
 }
 
 /* ---- plain data ---- */

@@ -49,6 +49,7 @@ static struct {
     ucontext_t context;
     int state;
     const void *sleeps_on;
+    int64_t until_ns;
 } threads[EX_THREADS];
 static char stacks[EX_THREADS][STACK];
 static ucontext_t home;
@@ -120,15 +121,40 @@ static void wake_from(const void *what) {
 
 /* The kernel compares the word and queues the sleeper in one step, as seen by whoever wakes: memory holds the newest
  * value. */
-void fq_model_sleep(const void *word, uint32_t wanted) {
+void fq_model_sleep(const void *word, uint32_t wanted, int64_t until_ns) {
     ex_switch();
+    threads[ex_current].until_ns = until_ns;
     if (*(const uint32_t *)word == wanted) sleep_on(word);
 }
 
 void fq_model_wake(const void *word) {
+    if (ex_current < 0) return;
     ex_switch();
     ex_trace("    wakes");
     wake_from(word);
+}
+
+void ex_lock(const void *lock) {
+    if (ex_current < 0) return;
+    ex_switch();
+    while (ex_lock_holder(lock) >= 0) sleep_on(lock);
+    ex_lock_taken(lock);
+}
+
+void ex_unlock(const void *lock) {
+    if (ex_current < 0) return;
+    ex_lock_left(lock);
+    wake_from(lock);
+}
+
+void ex_condition_wait(const void *condition, const void *lock) {
+    ex_unlock(lock);
+    sleep_on(condition);
+    ex_lock(lock);
+}
+
+void ex_condition_wake(const void *condition) {
+    if (ex_current >= 0) wake_from(condition);
 }
 
 void ex_event_write(uint32_t *event) {
@@ -145,6 +171,7 @@ void ex_event_wait(uint32_t *event) {
 }
 
 int ex_asleep(int thread) { return threads[thread].state == ASLEEP; }
+int64_t ex_asleep_until(int thread) { return threads[thread].until_ns; }
 int ex_died(int thread) { return threads[thread].state == DIED; }
 
 void ex_wait_end(int thread) {
