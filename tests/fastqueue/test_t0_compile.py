@@ -16,8 +16,7 @@ CYTHON_ADDS = [  # what no stub can be expected to tell
     r"fastqueue\._\w+\.__reduce_cython__",
     r"fastqueue\._\w+\.__setstate_cython__",
     r"fastqueue\._\w+\.__test__",
-    r"fastqueue\._front\.(FrontLane|InputArena)",  # "a disjoint base": true of every extension class
-    r"fastqueue\._worker\.(Batch|BatchFormer|WorkerPage)",
+    r"fastqueue\._\w+\.(Batch|BatchFormer|FrontLane|InputArena|WorkerPage)",  # "a disjoint base": they all are
 ]
 
 
