@@ -16,7 +16,7 @@ CYTHON_ADDS = [  # what no stub can be expected to tell
     r"fastqueue\._\w+\.__reduce_cython__",
     r"fastqueue\._\w+\.__setstate_cython__",
     r"fastqueue\._\w+\.__test__",
-    r"fastqueue\._\w+\.(Batch|BatchFormer|FrontLane|InputArena|WorkerPage)",  # "a disjoint base": they all are
+    r"fastqueue\._\w+\.(Batch|BatchFormer|FrontLane|InputArena|WorkerPage)",  # disjoint bases
 ]
 
 

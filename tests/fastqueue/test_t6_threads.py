@@ -22,7 +22,7 @@ ROWS = 40_000
 
 
 def run_threads(path: Path) -> CompletedProcess[str]:
-    """ThreadSanitizer of this age cannot live with a kernel that spreads mappings widely; then without spreading."""
+    """Some ThreadSanitizers refuse a kernel that spreads mappings widely; then without spreading."""
     done = run([path])
     if "unexpected memory mapping" in done.stderr:
         done = run([compiler("setarch"), "--addr-no-randomize", path])
