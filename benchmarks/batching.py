@@ -1,4 +1,4 @@
-"""Which batches are formed, and what callers wait, on an engine of 5 ms a batch with at most 8 rows.
+"""Which batches are formed, and what callers wait, on a device of 5 ms a batch with at most 8 rows.
 
 1. Full load: 64 requests in flight. Expected: batches of nearly 8. Its throughput is the capacity for what
 follows. 2. One in flight: what a call costs beside the engine. 3. A quarter of the capacity, Poisson
@@ -11,14 +11,10 @@ is compared.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from models import busy
+from device import running
 from results import Measured, Results, flags, measure
 
 from service.bench.report import percentile
-from service.demo.server import running
 
 ENGINE_MS = 5.0
 MAX_BATCH = 8
@@ -33,29 +29,27 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     results = Results("batching", arguments.out)
-    with tempfile.TemporaryDirectory() as folder:
-        model = busy(Path(folder, "busy.onnx"), ENGINE_MS)
-        with running(model, "busy", ["--max-batch-size", str(MAX_BATCH)]) as server:
-            for number in range(1, ROUNDS + 1):
-                one_round(results, number, server.url, server.pid, arguments.seconds, arguments.stream)
+    with running(ENGINE_MS, MAX_BATCH) as server:
+        for number in range(1, ROUNDS + 1):
+            one_round(results, number, server.url, server.pid, arguments.seconds, arguments.stream)
     results.finish()
 
 
 def one_round(results: Results, number: int, url: str, pid: int, seconds: float, stream: bool) -> None:
     """The four measurements, in the order in which they need each other."""
     streams = (16, 1) if stream else (0, 0)
-    full = measure(url, "busy", seconds=seconds, pid=pid, concurrency=IN_FLIGHT, streams=streams[0])
+    full = measure(url, "device", seconds=seconds, pid=pid, concurrency=IN_FLIGHT, streams=streams[0])
     results.add(f"{IN_FLIGHT} in flight, round {number}", **common(full))
-    alone = measure(url, "busy", seconds=seconds / 2, pid=pid, streams=streams[1])
+    alone = measure(url, "device", seconds=seconds / 2, pid=pid, streams=streams[1])
     results.add(f"1 in flight, round {number}", **common(alone), outside_engine_p50_us=alone.outside_us)
-    quarter = measure(url, "busy", seconds=seconds, pid=pid, rate=full.rows_per_s / 4)
+    quarter = measure(url, "device", seconds=seconds, pid=pid, rate=full.rows_per_s / 4)
     results.add(
         f"a quarter of capacity, round {number}",
         **common(quarter),
         **waiting(quarter, alone),
         **offered(quarter),
     )
-    nearly = measure(url, "busy", seconds=seconds, pid=pid, rate=full.rows_per_s * 0.95)
+    nearly = measure(url, "device", seconds=seconds, pid=pid, rate=full.rows_per_s * 0.95)
     results.add(
         f"95 % of capacity, round {number}",
         **common(nearly),

@@ -84,7 +84,7 @@ def serve(
     from service.supervisor import serve as run_service
 
     if end_with_parent:
-        _end_with_parent()
+        end_with_parent_process()
     config = ServeConfig(
         model_paths=tuple(model),
         host=host,
@@ -104,7 +104,7 @@ def serve(
     raise typer.Exit(run_service(config))
 
 
-def _end_with_parent() -> None:
+def end_with_parent_process() -> None:
     """Has the kernel send SIGTERM when whoever started us is gone: a killed script leaves no server."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:

@@ -16,23 +16,12 @@ import numpy.typing as npt
 
 from service._pb import inference as pb
 from service.client.errors import InvalidTensor
+from service.models.spec import DATATYPES
 
 Array = npt.NDArray[Any]
 
-NUMPY_OF: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-}
+# BYTES has elements of different sizes and is not carried yet.
+NUMPY_OF = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy and row.element_bytes}
 DATATYPE_OF = {dtype: name for name, dtype in NUMPY_OF.items()}
 
 

@@ -38,29 +38,36 @@ class Server:
 
 
 @contextmanager
-def running(model: Path, name: str, extra: Sequence[str] = ()) -> Iterator[Server]:
-    """Starts a service with one model, yields it when ready, and stops it at the end. Raises ServerFailed.
+def running(model: Path, name: str, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """Starts ``headrace serve`` with one model, yields it when ready, and stops it at the end.
 
-    Call it in the main thread: the child ends when the thread that started it does.
+    Raises ServerFailed. Call it in the main thread: the child ends when the thread that started it does.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         link = Path(folder, f"{name}.onnx")
         link.symlink_to(model.resolve())
-        with open(Path(folder, "log"), "w+b") as log:
-            process, ready = _start(link, log, extra)
-            try:
-                yield Server(_url(ready, process, log), process.pid)
-            finally:
-                _stop(process)
+        with started([sys.executable, "-P", "-m", "service", "serve", str(link), *flags]) as server:
+            yield server
 
 
-def _start(model: Path, log: IO[bytes], extra: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[Server]:
+    """The same for any command that takes the flags of ``headrace serve`` for ports, readiness and end."""
+    with tempfile.TemporaryFile() as log:
+        process, ready = _start(command, log)
+        try:
+            yield Server(_url(ready, process, log), process.pid)
+        finally:
+            _stop(process)
+
+
+def _start(command: Sequence[str], log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
     """Starts the service; returns it and the descriptor on which it says that it is ready."""
     ready, tell = os.pipe()
     ports = ["--grpc-port", "0", "--metrics-port", "0", "--ready-fd", str(tell), "--end-with-parent"]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "service", "serve", str(model), *ports, *extra],
+            [*command, *ports],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

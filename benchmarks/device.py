@@ -1,0 +1,137 @@
+"""The real service with a stand-in for a device: y = 2x + 1 on FP32 [-1, 16], a fixed time per batch.
+
+What a batching server is for is a device that works on its own while the CPU does something else. A busy
+loop would take that CPU from the front end and from the load generator, and be slowed down by them in turn;
+a timer does neither. Everything else is what ``headrace serve`` starts: supervisor, front-end process,
+worker process, queue.
+
+    python device.py serve ENGINE_MS MAX_BATCH_SIZE [flags of headrace serve]     what ``running`` starts
+    python device.py work ENGINE_MS --control-fd N                                the worker that it starts
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from service.cli.serve import end_with_parent_process
+from service.config import ServeConfig
+from service.demo.server import Server, started
+from service.engines.base import Engine
+from service.models.spec import ModelSpec, TensorSpec
+from service.supervisor import COMMANDS, FRONTEND, WORKER, Supervisor
+from service.worker.__main__ import main as work
+
+if TYPE_CHECKING:
+    from fastqueue import Batch
+
+WIDTH = 16
+ROW_BYTES = WIDTH * 4
+
+
+class Device:
+    """The engine and, since nothing differs between them, every instance of it."""
+
+    def __init__(self, spec: ModelSpec, engine_ms: float) -> None:
+        self.spec = spec
+        self._seconds = engine_ms / 1e3
+        self._x = np.empty((max(1, spec.max_batch_size), WIDTH), np.float32)
+
+    def create_instance(self, index: int) -> Device:
+        return Device(self.spec, self._seconds * 1e3)
+
+    def execute(self, batch: Batch) -> None:
+        rows = batch.rows
+        batch.gather(0, self._x.ctypes.data, self._x.nbytes)
+        batch.mark_input_done()
+        (address,) = batch.reserve([ROW_BYTES]) or [0]
+        y = np.ctypeslib.as_array((ctypes.c_float * (rows * WIDTH)).from_address(address)).reshape(
+            rows, WIDTH
+        )
+        np.multiply(self._x[:rows], 2, out=y)
+        y += 1
+        time.sleep(self._seconds)
+        batch.mark_compute_done()
+        batch.complete([(rows, WIDTH)])
+
+    def close(self) -> None:
+        pass
+
+
+def engines(config: ServeConfig, engine_ms: float) -> list[Engine]:
+    """One device for each model of the configuration, whose files are only names here."""
+    return [
+        Device(
+            ModelSpec(
+                name=name,
+                version="1",
+                platform="timer",
+                backend="timer",
+                max_batch_size=config.max_batch_size or 1,
+                inputs=(TensorSpec("x", "FP32", (WIDTH,)),),
+                outputs=(TensorSpec("y", "FP32", (WIDTH,)),),
+                max_batch_wait_us=config.max_batch_wait_us,
+                instances=config.instances,
+            ),
+            engine_ms,
+        )
+        for name in config.model_names()
+    ]
+
+
+@contextmanager
+def running(engine_ms: float, max_batch_size: int) -> Iterator[Server]:
+    """The service with one model, ``device``, in processes of its own."""
+    with started([sys.executable, __file__, "serve", str(engine_ms), str(max_batch_size)]) as server:
+        yield server
+
+
+def serve(engine_ms: str, max_batch_size: int, grpc_port: int, metrics_port: int, ready_fd: int) -> int:
+    """Runs the service in this process; returns its exit code."""
+    commands = {FRONTEND: COMMANDS[FRONTEND], WORKER: [sys.executable, __file__, "work", engine_ms]}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "device.onnx")
+        model.touch()
+        config = ServeConfig(
+            model_paths=(str(model),),
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            max_batch_size=max_batch_size,
+            ready_fd=ready_fd,
+        )
+        config.check()
+        return asyncio.run(Supervisor(config, commands).run())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine_ms")
+    parser.add_argument("max_batch_size", type=int)
+    for flag in ("--grpc-port", "--metrics-port", "--ready-fd"):
+        parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--end-with-parent", action="store_true")
+    arguments = parser.parse_args(sys.argv[2:])
+    if arguments.end_with_parent:
+        end_with_parent_process()
+    ports = arguments.grpc_port, arguments.metrics_port
+    return serve(arguments.engine_ms, arguments.max_batch_size, *ports, arguments.ready_fd)
+
+
+if __name__ == "__main__" and sys.argv[1] == "work":
+    ms = float(sys.argv[2])
+    os._exit(work(sys.argv[3:], lambda config: engines(config, ms)))
+elif __name__ == "__main__":
+    sys.exit(main())
