@@ -9,7 +9,7 @@ SOURCES := $(shell find fastqueue service proto -type f ! -name '*.pyc') setup.p
 PYTEST = cd $(VENV) && bin/python -P -m pytest -c $(ROOT)/pyproject.toml --rootdir $(ROOT) -p no:cacheprovider $(PYTEST_ARGS)
 FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
 
-.PHONY: demo test fast lint t0 t1 t2 t3 t4 clean
+.PHONY: demo test fast lint t0 t1 t2 t3 t4 t6 clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace demo $(DEMO_ARGS)
@@ -20,8 +20,8 @@ test: $(VENV)/.ready-test
 fast: $(VENV)/.ready-test
 	$(PYTEST) $(ROOT)/tests -m "not slow"
 
-# The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants.
-t0 t1 t2 t3 t4: $(VENV)/.ready-test
+# The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants, threads.
+t0 t1 t2 t3 t4 t6: $(VENV)/.ready-test
 	$(FASTQUEUE) -m $@
 
 lint: $(VENV)/.ready-test

@@ -3,6 +3,7 @@ on the same arena or lane."""
 import os
 from collections import namedtuple
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -88,6 +89,8 @@ cdef class InputArena:
         raise TypeError("an InputArena is shared by descriptor, not by pickle: send `fd` over a socket")
 
 
+@cython.internal
+@cython.final
 cdef class Sources:
     """Tensors to send, as C sees them; holds the buffers until it goes."""
     cdef _c.fq_source sources[64]

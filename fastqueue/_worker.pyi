@@ -1,7 +1,9 @@
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from fastqueue._page import ModelStats
+
+REASONS: tuple[str, ...]
 
 class Batch:
     @property
@@ -33,7 +35,7 @@ class BatchFormer:
     def output_fd(self) -> int: ...
     @property
     def free_output_bytes(self) -> int: ...
-    def __init__(self, output_mb: int = 256, clock_ns: int | None = None) -> None: ...
+    def __new__(cls, output_mb: int = 256, clock_ns: int | None = None) -> Self: ...
     def attach_lane(self, lane_fd: int, arena_fd: int, eventfd: int) -> int: ...
     def detach_lane(self, number: int) -> None: ...
     def add_model(

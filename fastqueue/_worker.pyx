@@ -1,6 +1,7 @@
 """The worker's side: the batch former, and the batches it hands to launchers."""
 import os
 
+cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -168,6 +169,8 @@ cdef class Batch:
         raise TypeError("a Batch belongs to its worker and cannot be pickled")
 
 
+@cython.internal
+@cython.final
 cdef class Attached:
     """What a lane holds on the worker's side: its mappings and private memory."""
     cdef void *lane

@@ -45,7 +45,15 @@ static inline int fq_bell_take(fq_bell *bell, uint32_t event) {
     return fq_xchg_rlx(&bell->wanted, 0, D3) != 0;
 }
 
-#ifndef FQ_MODEL
+#ifdef FQ_MODEL
+#define FQ_BELL_SEAM
+#define FQ_NEVER INT64_MAX
+static inline int64_t fq_monotonic_ns(void) { return 0; }
+static inline void fq_bell_wake(fq_bell *bell) { fq_model_wake(&bell->wanted); }
+static inline void fq_bell_sleep(fq_bell *bell, uint32_t wanted, int64_t until_ns) {
+    fq_model_sleep(&bell->wanted, wanted, until_ns);
+}
+#else
 
 #include <errno.h>
 #include <limits.h>
@@ -67,6 +75,15 @@ static inline void fq_bell_wake(fq_bell *bell) {
     (void)syscall(SYS_futex, &bell->wanted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* Sleeps while the word is `wanted`, until the absolute CLOCK_MONOTONIC time `until_ns` (FQ_NEVER: no limit). */
+static inline void fq_bell_sleep(fq_bell *bell, uint32_t wanted, int64_t until_ns) {
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000), .tv_nsec = (long)(until_ns % 1000000000)};
+    (void)syscall(SYS_futex, &bell->wanted, FUTEX_WAIT_BITSET, wanted, until_ns == FQ_NEVER ? NULL : &until, NULL,
+                  FUTEX_BITSET_MATCH_ANY);
+}
+
+#endif
+
 static inline void fq_bell_ring(fq_bell *bell, uint32_t event) {
     if (fq_bell_take(bell, event)) fq_bell_wake(bell);
 }
@@ -77,12 +94,4 @@ static inline void fq_bell_kick(fq_bell *bell) {
     fq_bell_wake(bell);
 }
 
-/* Sleeps while the word is `wanted`, until the absolute CLOCK_MONOTONIC time `until_ns` (FQ_NEVER: no limit). */
-static inline void fq_bell_sleep(fq_bell *bell, uint32_t wanted, int64_t until_ns) {
-    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000), .tv_nsec = (long)(until_ns % 1000000000)};
-    (void)syscall(SYS_futex, &bell->wanted, FUTEX_WAIT_BITSET, wanted, until_ns == FQ_NEVER ? NULL : &until, NULL,
-                  FUTEX_BITSET_MATCH_ANY);
-}
-
-#endif
 #endif

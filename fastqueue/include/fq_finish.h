@@ -32,7 +32,8 @@ static inline void fq_request_error(fq_former *f, fq_request *r, uint32_t status
     fq_attached *lane = &f->lanes[r->lane];
     if (r->status) return;
     r->status = status;
-    r->text_bytes = (uint32_t)strnlen(text, FQ_TEXT - 1);
+    size_t bytes = strlen(text);
+    r->text_bytes = bytes < FQ_TEXT ? (uint32_t)bytes : FQ_TEXT - 1;
     if (lane->dead) return;
     char *to = fq_lane_text(&lane->end.lane, r->number);
     fq_data_put(to, text, r->text_bytes);

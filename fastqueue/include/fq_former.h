@@ -79,6 +79,8 @@ static inline void fq_former_accept(fq_former *f, fq_attached *lane, fq_request 
         return;
     }
     if (!broken) broken = fq_request_check(r, &model->signature, lane->arena_bytes);
+    if (!broken && r->slot.rows > model->policy.max_batch && fq_request_bytes(r) == 0)
+        broken = 16; /* rows that cost nothing to send would cost as many batches as they claim to be */
     if (broken) {
         (void)snprintf(text, sizeof text, "the request's descriptor breaks rule %d of fq_request.h", broken);
         fq_former_refuse(f, r, FQ_INTERNAL, text);
@@ -117,8 +119,10 @@ static inline void fq_request_reset(fq_request *r) {
 static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
     fq_slot copy;
     uint32_t number = 0;
-    int taken;
-    while ((taken = fq_lane_take(&lane->end, &number, &copy)) != 0) {
+    /* As many as an honest front end can have out; one gone mad does not hold the lock for ever. */
+    for (uint32_t i = 0; i < lane->end.lane.slot_count; i++) {
+        int taken = fq_lane_take(&lane->end, &number, &copy);
+        if (taken == 0) break;
         /* A number that is out of range or still ours is a broken front end's: it gets nothing for it. */
         if (taken < 0 || lane->requests[number].state != FQ_IDLE) continue;
         fq_request *r = &lane->requests[number];
@@ -135,7 +139,7 @@ static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
 static inline void fq_former_releases(fq_former *f, fq_attached *lane) {
     fq_release entry;
     uint64_t freed = 0;
-    while (fq_ring_pop(&lane->end.lane.release, &entry))
+    for (uint32_t i = 0; i < lane->end.lane.slot_count && fq_ring_pop(&lane->end.lane.release, &entry); i++)
         if (entry.slot < lane->end.lane.slot_count) freed += fq_answer_drop(f, &lane->answers[entry.slot]);
     if (freed && f->memory_waiters) pthread_cond_broadcast(&f->memory);
 }

@@ -139,6 +139,12 @@ static inline int fq_request_check(const fq_request *r, const fq_signature *sign
     return extents == h->extent_count ? 0 : 8;
 }
 
+static inline uint64_t fq_request_bytes(const fq_request *r) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < fq_request_header(r)->tensor_count; i++) bytes += fq_request_tensors(r)[i].length;
+    return bytes;
+}
+
 /* ---- the batch key: which inputs are there, and their dimensions behind the batch axis ---- */
 
 static inline uint64_t fq_mix(uint64_t hash, uint64_t value) {

@@ -109,7 +109,10 @@ static inline int fq_ring_pop(fq_ring *ring, void *entry) {
 
 /* Consumer about to sleep, after it has announced so (fq_bell_arm): 1 when there is something to do. Reads no
  * entry, and remembers nothing: the pop that follows observes the tail for itself. */
-static inline int fq_ring_waiting(const fq_ring *ring) { return fq_load_sc(&ring->control->tail, R3) != ring->own; }
+static inline int fq_ring_waiting(const fq_ring *ring) {
+    uint64_t entries = fq_load_sc(&ring->control->tail, R3) - ring->own;
+    return entries != 0 && entries <= (uint64_t)ring->mask + 1; /* what pop would not believe is nothing to wake for */
+}
 
 /* The number of the broken invariant, 0 when all hold. Only while neither side is at work. */
 static inline int fq_ring_check(const fq_ring_control *control, uint32_t capacity) {
