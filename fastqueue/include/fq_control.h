@@ -95,6 +95,19 @@ typedef struct fq_model_config {
     int64_t output_row_bytes[FQ_MAX_TENSORS];
 } fq_model_config;
 
+/* Rows whose outputs fit into the output arena together, when their sizes are known: a batch never closes with more, or small
+ * requests would be refused for the company they were put in. At least 1. */
+static inline uint32_t fq_model_fitting_rows(const fq_former *f, const fq_model_config *config) {
+    uint64_t row = sizeof(fq_answer) + config->outputs * sizeof(fq_slice), room = fq_output_capacity(&f->output);
+    for (uint32_t i = 0; i < config->outputs; i++) {
+        if (config->output_row_bytes[i] < 0) return config->policy.max_batch;
+        row += (uint64_t)config->output_row_bytes[i];
+    }
+    room = room > config->outputs * FQ_ALIGN ? room - config->outputs * FQ_ALIGN : 0;
+    if (room / row >= config->policy.max_batch) return config->policy.max_batch;
+    return room / row > 0 ? (uint32_t)(room / row) : 1;
+}
+
 /* The model's number in the worker page, or -1 when FQ_MAX_MODELS are loaded. */
 static inline int fq_former_add_model(fq_former *f, const fq_model_config *config) {
     int number = -1;
@@ -105,6 +118,7 @@ static inline int fq_former_add_model(fq_former *f, const fq_model_config *confi
         fq_model *model = &f->models[number];
         *model = (fq_model){.id = config->id, .group = config->group, .max_streams = config->max_streams,
                             .outputs = config->outputs, .policy = config->policy, .signature = config->signature};
+        model->policy.max_batch = fq_model_fitting_rows(f, config);
         memcpy(model->output_row_bytes, config->output_row_bytes, sizeof model->output_row_bytes);
         model->stats = &f->page->models[number];
         memset((void *)model->stats, 0, sizeof *model->stats);

@@ -126,6 +126,7 @@ def _open_session(path: str, where: str, threads: int) -> Any:
         raise ModelLoadError(f"{where} cannot be read: {error.strerror}") from error
     import onnxruntime as ort
 
+    ort.disable_telemetry_events()
     ort.set_default_logger_severity(_FATAL)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads

@@ -331,6 +331,20 @@ def test_outputs_that_can_never_fit_name_the_setting() -> None:
     batch.fail(EXHAUSTED, "too large")
 
 
+def test_a_batch_has_no_more_rows_than_the_output_arena_has_room_for() -> None:
+    wide = 25_000  # 100 KB a row: ten fit into 1 MB
+    rig = Rig(max_batch=32, output_mb=1, arena_mb=8, output_row_bytes=[wide * 4])
+    for _ in range(25):
+        rig.submit(width=wide)
+    sizes = []
+    while (batch := rig.launch()) is not None:
+        sizes.append(rig.compute(batch))
+        rig.poll()
+    assert sizes == [10, 10, 5]
+    assert {c.status for c in rig.done.values()} == {0}
+    rig.assert_clean()
+
+
 def test_an_oversize_request_whose_outputs_can_never_fit_is_refused_before_it_runs() -> None:
     rig = Rig(max_batch=8, output_mb=1, arena_mb=8)
     slot = rig.submit(40_000)
