@@ -47,6 +47,7 @@ class Server:
             pass_fds=[writer],
             stdout=self._log,
             stderr=self._log,
+            process_group=0,
         )
         os.close(writer)
         with os.fdopen(reader) as file:

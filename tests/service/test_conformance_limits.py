@@ -28,6 +28,21 @@ def test_a_timeout_is_answered_while_the_model_is_busy(serve):
     assert engine.batches == [1, 1]
 
 
+def test_a_timeout_is_answered_while_the_request_itself_is_running(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    engine.gate.shut()
+    late = infer_request("affine", x=rows(1))
+    late.parameters["timeout"].int64_param = 200_000
+    future = wire.infer_later(late)
+    engine.gate.wait_until_held()
+    assert status_of(future) == "DEADLINE_EXCEEDED"
+    assert "affine" in future.details()
+    assert service.in_flight == 0
+    engine.gate.open()
+    assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"
+
+
 def test_a_grpc_deadline_frees_what_the_request_held(serve):
     engine = affine()
     service, wire = serve(engine)

@@ -146,6 +146,13 @@ def test_a_killed_supervisor_leaves_nothing(server, wire):
     assert set(os.listdir("/dev/shm")) <= shared_before
 
 
+def test_a_child_that_cannot_look_ends_with_its_supervisor_too(server):
+    worker = server.worker()
+    worker.suspend()
+    server.process.kill()
+    wait_until(lambda: not alive(worker.pid), "the end of the worker")
+
+
 def test_sigterm_finishes_what_is_accepted_and_exits_0(server, wire):
     futures = pile_up(server, wire, 100)
     stream = wire.stream().send(*[request(i) for i in range(5)])
@@ -167,7 +174,7 @@ def test_sigterm_finishes_what_is_accepted_and_exits_0(server, wire):
 def test_sigint_is_the_same_and_an_idle_service_ends_at_once(server, wire):
     wire.infer(request())
     pids = [child.pid for child in server.children()]
-    server.signal(signal.SIGINT)
+    os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     assert server.exit_code() == 0
     assert not any(alive(pid) for pid in pids)
 

@@ -123,7 +123,6 @@ class Calls:
     def attach_lanes(self, lane: int, page_fd: int, output_fd: int) -> None:
         """The worker behind `lane` is ready."""
         self._dispatcher.attach_worker(lane, page_fd, output_fd)
-        self._collect()  # arms the new lane too
 
     def close_lanes(self, lane: int) -> None:
         """The worker behind `lane` is gone. What it has answered before is an answer; the rest is told."""
