@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
@@ -31,6 +33,16 @@ Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Deadline of each call.")
 ]
 DEFAULT_URL = "localhost:8001"
+
+
+def program_name() -> str:
+    """What a person types here to run this program again: its name where the shell finds it, else its path."""
+    program = Path(sys.argv[0])
+    if program.name != "headrace":
+        return "python -m service"
+    if shutil.which("headrace") == str(program):
+        return program.name
+    return str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else str(program)
 
 
 def examples(*lines: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import Column, console, examples, fail, print_table
+from service.cli.common import Column, console, examples, fail, print_table, program_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,18 +190,18 @@ def _print_service(out: Console, results: Sequence[Result], statistics: pb.Model
 
 
 def _print_next(out: Console, model: FileTypeModel) -> None:
-    out.print(_NEXT.format(path=model.path, row=model.row_size), markup=False)
+    out.print(_NEXT.format(program=program_name(), path=model.path, row=model.row_size), markup=False)
 
 
 _NEXT = """
 How to go on
 
   Serve this model again, under its file's name, or one of your own:
-      headrace serve {path}
+      {program} serve {path}
 
   Then, in another terminal, see what is served and put it under load:
-      headrace models
-      headrace bench model -c 64
+      {program} models
+      {program} bench model -c 64
 
   And from Python, with the client you may have already (pip install 'tritonclient[grpc]'):
       import numpy as np, tritonclient.grpc as grpc

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fake_server import Run
 
 from service import __version__
-from service.cli.common import Column, plain_table
+from service.cli.common import Column, plain_table, program_name
 
 COMMANDS = ["serve", "demo", "infer", "models", "bench"]
 
@@ -61,6 +62,22 @@ def test_python_dash_m_service_is_the_same_command() -> None:
         [sys.executable, "-P", "-m", "service", "--version"], capture_output=True, text=True
     )
     assert done.stdout == f"headrace {__version__}\n" and done.returncode == 0
+
+
+def test_how_to_call_this_program_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "headrace"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.chdir(tmp_path)
+    assert program_name() == "bin/headrace"
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program_name() in (str(program), str(program)[1:]), "relative to where one stands, if below it"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert program_name() == "headrace"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/service/__main__.py"])
+    assert program_name() == "python -m service"
 
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut() -> None:

@@ -105,7 +105,7 @@ def test_the_demo_shows_the_models_label_of_every_file_and_leaves_nothing_behind
     (batches,) = (line.split() for line in lines if line.startswith("Batches formed: "))
     assert 1 < int(batches[-3]) <= 32, "16 requests are in flight, so some must have shared a batch"
     assert 48 / int(batches[2]) == pytest.approx(float(batches[4]), abs=0.06)
-    assert "headrace serve" in stdout and "tritonclient" in stdout and "\x1b" not in stdout
+    assert "python -m service serve" in stdout and "tritonclient" in stdout and "\x1b" not in stdout
     until_none_is_left(tmp)
     assert not list(tmp.glob("headrace-*"))
 
