@@ -164,3 +164,24 @@ def test_a_drain_that_runs_out_of_time_says_how_many_were_left(serve):
     queued = queue(service, wire, [infer_request("affine", x=rows(1))] * 2)
     assert service.drain() == 3
     assert {status_of(future) for future in (first, *queued)} <= {"UNAVAILABLE", "CANCELLED"}
+
+
+# ---- defects of ours ----
+
+
+def test_a_defect_is_internal_and_tells_the_log_and_not_the_client(serve, monkeypatch, capfd):
+    service, wire = serve(affine())
+
+    def broken(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(service.frontend.state, "check_started", broken)
+    code, text = wire.error(infer_request("affine", x=rows(1)))
+    assert code == "INTERNAL"
+    assert "secret" not in text
+    assert "secret" in capfd.readouterr().err
+    failed = wire.stream().send(infer_request("affine", x=rows(1), id="7")).next()
+    assert failed.infer_response.id == "7"
+    assert "secret" not in failed.error_message
+    monkeypatch.undo()
+    assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"

@@ -23,7 +23,9 @@ print(signal.Signals(at_death.value).name)
 
 
 def test_a_child_asks_to_be_killed_with_its_parent_and_ignores_polite_signals():
-    done = subprocess.run([sys.executable, "-P", "-c", SCRIPT], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert (done.returncode, done.stdout) == (0, "SIGKILL\n")
 
 

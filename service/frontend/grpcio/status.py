@@ -6,6 +6,7 @@ That is cheaper than `context.abort`, which raises, and overload is when refusin
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -36,9 +37,10 @@ def set_shutting_down(context: Context) -> bytes:
 
 
 def status_of(error: Exception) -> tuple[int, str]:
-    """Code and words of an error; a defect of ours does not show its insides to clients."""
+    """Code and words of an error. A defect of ours shows its insides to our log, not to clients."""
     if isinstance(error, RequestError):
         return error.code, error.message
     if isinstance(error, ServiceError):
         return code_of(error), str(error)
+    traceback.print_exception(error)
     return Code.INTERNAL, "internal error; the server's log says more"

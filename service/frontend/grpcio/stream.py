@@ -18,10 +18,12 @@ How a stream ends:
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 
 import grpc
 
+from service.errors import Code
 from service.frontend._dispatch import stream_error
 from service.frontend.grpcio.calls import Answer, Calls, Ticket
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
@@ -72,7 +74,7 @@ class Stream:
         self._context = context
         self._entries: deque[Entry] = deque()
         self._half_closed = False
-        self._draining = False
+        self._reading_ended = False
         self._deadline_ns = deadline_ns(context)
         self._fail_fast = wants_status(context)
         self._reader: asyncio.Task[None] | None = None
@@ -82,6 +84,7 @@ class Stream:
     async def run(self) -> None:
         """The handler: returns when the stream is over, with the status set."""
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._on_reading_ended)
         try:
             failed = await self._write()
         finally:
@@ -91,14 +94,20 @@ class Stream:
                     self._calls.cancel(entry.ticket)
         if failed is not None:
             set_status(self._context, *failed)
-        elif not self._half_closed:
+        elif self._state.draining and not self._half_closed:
             set_shutting_down(self._context)
+        elif not self._half_closed:
+            set_status(self._context, Code.INTERNAL, "the stream could not be read any further")
 
     def drain(self) -> None:
         """The server ends: no more requests are read, those that were are answered."""
-        self._draining = True
         if self._reader is not None:
             self._reader.cancel()
+
+    def _on_reading_ended(self, reader: asyncio.Task[None]) -> None:
+        self._reading_ended = True
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            traceback.print_exception(error)
         _wake(self._writer_waits)
 
     async def _read(self) -> None:
@@ -111,7 +120,6 @@ class Stream:
                 self._reader_waits = asyncio.get_running_loop().create_future()
                 await self._reader_waits
         self._half_closed = True
-        _wake(self._writer_waits)
 
     def _submit(self, entry: Entry) -> None:
         try:
@@ -127,7 +135,7 @@ class Stream:
         entries, write = self._entries, self._context.write
         while True:
             while not entries or (payload := entries[0].payload) is None:
-                if not entries and (self._half_closed or self._draining):
+                if not entries and self._reading_ended:
                     return None
                 self._writer_waits = asyncio.get_running_loop().create_future()
                 await self._writer_waits

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 
-from service.codec.errors import RequestError
 from service.frontend.grpcio.calls import Answer, Calls
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.rpcs import Rpcs
@@ -60,8 +58,6 @@ class Unary:
     def _refuse(self, context: Context, error: Exception) -> bytes:
         code, message = status_of(error)
         self._state.count_rejected_code(code)
-        if not isinstance(error, RequestError):
-            traceback.print_exception(error)
         return set_status(context, code, message)
 
     def control(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
