@@ -37,7 +37,7 @@ import numpy as np
 from service.engines.base import EngineError, ModelLoadError
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
-from service.models.spec import ModelSpec, TensorSpec, numpy_dtype
+from service.models.spec import MAX_RANK, ModelSpec, TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -124,9 +124,9 @@ def _open_session(path: str, where: str, threads: int) -> Any:
                 raise ModelLoadError(f"{where} is an empty file; expected an ONNX model")
     except OSError as error:
         raise ModelLoadError(f"{where} cannot be read: {error.strerror}") from error
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read at import: later it has made its database in the home
     import onnxruntime as ort
 
-    ort.disable_telemetry_events()
     ort.set_default_logger_severity(_FATAL)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -248,6 +248,7 @@ class OnnxInstance:
 
     def _copy_out(self, batch: Batch, values: Sequence[Any]) -> None:
         shapes: list[Shape] = [tuple(value.shape()) for value in values]
+        self._check_ranks(shapes)
         if self._batches:
             self._check_rows(shapes, batch.rows)
         sizes = [
@@ -260,6 +261,12 @@ class OnnxInstance:
             if size * rows:
                 ctypes.memmove(address, value.data_ptr(), size * rows)  # without the GIL
         batch.complete(shapes)
+
+    def _check_ranks(self, shapes: Sequence[Shape]) -> None:
+        for shape, (tensor, _) in zip(shapes, self._outputs, strict=True):
+            if len(shape) > MAX_RANK:
+                came = f"came out with {len(shape)} dimensions, at most {MAX_RANK} are served"
+                raise EngineError(f"output '{tensor.name}' {came}")
 
     def _check_rows(self, shapes: Sequence[Shape], rows: int) -> None:
         for shape, (tensor, _) in zip(shapes, self._outputs, strict=True):

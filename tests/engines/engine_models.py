@@ -51,6 +51,12 @@ def identity(path: Path, element_type: int) -> str:
     return save(path, [h.make_node("Identity", ["x"], ["y"])], [x], [y])
 
 
+def reshaped(path: Path) -> str:
+    """y = x FP32 [n] in the form that shape INT64 [r] says."""
+    inputs = [("x", F, ["n"]), ("shape", T.INT64, ["r"])]
+    return save(path, [h.make_node("Reshape", ["x", "shape"], ["y"])], inputs, [("y", F, None)])
+
+
 def two_by_two(path: Path) -> str:
     """a FP32 [N, 2], b INT64 [N, 3] -> sum FP64 [N, 1], positive BOOL [N, 3]."""
     nodes = [

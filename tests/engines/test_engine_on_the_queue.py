@@ -130,6 +130,18 @@ def test_a_model_that_does_not_batch(path: Path) -> None:
         assert np.array_equal(answers[slot][0], 2 * x + 1)
 
 
+def test_an_output_of_more_dimensions_than_are_served(path: Path) -> None:
+    queue = Queue(models.reshaped(path))
+    queue.submit(np.ones(1, np.float32), np.ones(20, np.int64))
+    queue.run()
+    failed = queue.lane.poll()
+    assert failed is not None
+    assert failed.message == "output 'y' came out with 20 dimensions, at most 8 are served"
+    good = queue.submit(np.ones(4, np.float32), np.array([2, 2], np.int64))
+    queue.run()
+    assert queue.answers()[good][0].shape == (2, 2)
+
+
 def test_a_batch_that_fails_leaves_the_queue_whole(path: Path) -> None:
     queue = Queue(models.lookup(path, words=3, length=2))
     queue.submit(np.array([[0, 9]], np.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,3 +204,16 @@ def test_nothing_is_said_on_stderr(path: Path) -> None:
         [sys.executable, "-P", "-c", program, str(path)], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
+
+
+def test_an_engine_writes_no_files_and_reports_to_nobody(path: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    program = "import sys\nfrom service.engines.base import open_engine\nopen_engine(sys.argv[1], name='m')"
+    subprocess.run(
+        [sys.executable, "-P", "-c", program, models.affine(path)],
+        env={**os.environ, "HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home)},
+        check=True,
+        timeout=60,
+    )
+    assert list(home.iterdir()) == []
