@@ -52,6 +52,14 @@ class Child:
         """Ends it at once. Harmless when it has ended."""
         self._process.kill()
 
+    async def end(self, grace_s: float) -> str:
+        """Waits for its end, and kills it when that takes longer than `grace_s`. Says what its end was."""
+        timer = asyncio.get_running_loop().call_later(grace_s, self.kill)
+        try:
+            return await self.wait()
+        finally:
+            timer.cancel()
+
     async def wait(self) -> str:
         """Waits for its end, and says in a few words what that was."""
         loop = asyncio.get_running_loop()

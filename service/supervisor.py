@@ -7,17 +7,19 @@
 What is said on a control socket (`service.control`), in the order of a life:
 
     to a child      configure {config, worker}          first, always
-                    link {worker} + [socket]            one end of a new link; the other child gets the other
+                    link {worker, link} + [socket]      one end of a new link; the other child gets the other
                     drain {}                            front end: refuse what is new, finish what is accepted
     from the worker     loaded {models}                 its models are in memory
     from the front end  listening {grpc_port, metrics_port}
                         ready {models} | not_ready {}   as the truth changes
+                        link_ended {link, why}          its end of a link is at an end; why: "" or a fault
                         drained {unfinished}            its last word
     from either     failed {message}                    it cannot start, and why; it then exits
 
 A link belongs to one incarnation of the front end and one of the worker. Whenever one of the two is started
 anew, both get the ends of a new socket pair, and each has seen the death of its peer as the end of file of
-the old one. The supervisor keeps no end: nobody but the peers holds a link open.
+the old one. The supervisor keeps no end: nobody but the peers holds a link open. A link that ends while both
+live is a fault that would last for ever: before the service was ready it ends it, later it costs the worker.
 
 A child that dies is started again: at once the first time, then after a delay that doubles up to
 BACKOFF_MAX_S and is forgotten after BACKOFF_FORGET_S without a death. Before the service has been ready
@@ -35,7 +37,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from typing import Any
 from service.config import ServeConfig
 from service.control import Message, ProtocolError, socket_pair
 from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, ConfigError
+from service.log import one_line, say
 from service.process import Child, python_module
 
 FRONTEND = "front end"
@@ -53,6 +55,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     FRONTEND: python_module("service.frontend"),
     WORKER: python_module("service.worker"),
 }
+LINK_GRACE_S = 2.0  # how long after a link's end its peers may take to be seen to have died
+EXIT_GRACE_S = 2.0  # how long a child may take to exit once its control socket is closed
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 10.0
 BACKOFF_FORGET_S = 30.0
@@ -73,11 +77,6 @@ def serve(config: ServeConfig, commands: Mapping[str, Sequence[str]] = COMMANDS)
             say(fault)
         return EXIT_BAD_START
     return asyncio.run(Supervisor(config, commands).run())
-
-
-def say(text: str) -> None:
-    """One line for the person who started the service."""
-    print(f"headrace: {text}", file=sys.stderr, flush=True)
 
 
 class Backoff:
@@ -122,6 +121,7 @@ class Supervisor:
         self._roles = {name: Role(name, command, Backoff()) for name, command in commands.items()}
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._link = 0  # number of the newest link
         self._exit_code: int | None = None
         self._was_ready = False
         self._draining = False
@@ -161,8 +161,9 @@ class Supervisor:
         if len(ends) < 2:
             return
         sockets = socket_pair()
+        self._link += 1
         for child, sock in zip(ends, sockets, strict=True):
-            await child.channel.send("link", {"worker": 0}, [sock.fileno()])
+            await child.channel.send("link", {"worker": 0, "link": self._link}, [sock.fileno()])
             sock.close()
 
     async def _listen(self, role: Role, child: Child) -> None:
@@ -172,8 +173,7 @@ class Supervisor:
                 self._post(self._on_message, role, message)
         except ProtocolError as error:
             say(f"the {role.name} (process {child.pid}) made no sense and is restarted: {error}")
-        child.kill()
-        how = await child.wait()
+        how = await child.end(EXIT_GRACE_S)
         child.channel.close()
         self._post(self._on_death, role, child, how)
 
@@ -217,6 +217,7 @@ class Supervisor:
             "listening": self._on_listening,
             "ready": self._on_ready,
             "not_ready": self._on_not_ready,
+            "link_ended": self._on_link_ended,
             "drained": self._on_drained,
         }
 
@@ -240,12 +241,28 @@ class Supervisor:
             return
         self._was_ready = True
         with contextlib.suppress(OSError):  # nobody reads our standard output: no reason not to serve
-            print(ready_line(self._config, body["models"], body["devices"]), flush=True)
+            print(one_line(ready_line(self._config, body["models"], body["devices"])), flush=True)
         tell_ready_fd(self._config, body["models"])
 
     async def _on_not_ready(self, role: Role, body: dict[str, Any]) -> None:
         if not self._draining:
             say("not ready")
+
+    async def _on_link_ended(self, role: Role, body: dict[str, Any]) -> None:
+        handler = partial(self._on_link_missed, body["link"], body["why"])
+        asyncio.get_running_loop().call_later(LINK_GRACE_S, self._post, handler)
+
+    async def _on_link_missed(self, link: int, why: str) -> None:
+        """A while after a link has ended: a death would have brought a newer one."""
+        worker = self._roles[WORKER].child
+        if link != self._link or worker is None or self._draining:
+            return
+        text = f"the link between the front end and {WORKER} ended" + (f": {why}" if why else "")
+        if self._was_ready:
+            say(f"{text}; the worker is started again")
+            worker.kill()
+        else:
+            self._finish(EXIT_BAD_START, text)
 
     async def _on_drained(self, role: Role, body: dict[str, Any]) -> None:
         unfinished = body["unfinished"]

@@ -36,7 +36,7 @@ DEFAULT_URL = "localhost:8001"
 
 
 def program_name() -> str:
-    """What a person types here to run this program again: its name where the shell finds it, else its path."""
+    """What a person types here to run this program again: its name if the shell finds it, else its path."""
     program = Path(sys.argv[0])
     if program.name != "headrace":
         return "python -m service"

@@ -25,6 +25,8 @@ def why_not_bound(host: str, port: int, flag: str) -> str:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
                 probe.listen(1)
+    except UnicodeError:
+        return f"cannot listen on '{host}': it is no host name; --host names an address of this machine"
     except socket.gaierror as error:
         return f"cannot listen on {host}: {error.strerror}; --host names an address of this machine"
     except OSError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -56,9 +55,10 @@ class Links:
         self._changed = changed
         self._lane_of: dict[int, int] = {}
 
-    async def serve(self, worker: int, sock: socket.socket) -> None:
-        """One link, from hello to its end. A worker has one link at a time."""
+    async def serve(self, worker: int, sock: socket.socket) -> str:
+        """One link, from hello to its end. A worker has one link at a time. Returns what was wrong, or ""."""
         channel = AsyncChannel(sock)
+        why = ""
         lane, fds = self._lanes.open_lanes()
         try:
             if await channel.send("hello", {"lanes": len(fds) // FDS_PER_LANE}, fds):
@@ -67,10 +67,11 @@ class Links:
                     self._on_ready(worker, lane, ready)
                     await channel.receive()
         except (ProtocolError, QueueError, RequestError, OSError) as error:
-            print(f"headrace: the link to worker {worker} was closed: {error}", file=sys.stderr, flush=True)
+            why = str(error)
         finally:
             channel.close()
             self._on_end(worker, lane)
+        return why
 
     def _on_ready(self, worker: int, lane: int, ready: Message) -> None:
         fds = ready.take_fds()

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from fastqueue import QueueError
+from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.control import AsyncChannel
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
@@ -33,11 +35,19 @@ from service.telemetry.metrics import Metrics, Snapshot
 
 
 class FrontEnd:
-    """A front end on the running loop. `on_readiness` is called with every change of it."""
+    """A front end on the running loop. `on_readiness` is called with every change of it, `on_link_end` with
+    each link that ended and what was wrong with it ("": nothing but that it ended).
+    """
 
-    def __init__(self, config: ServeConfig, on_readiness: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        on_readiness: Callable[[bool], None],
+        on_link_end: Callable[[int, str], None] = lambda link, why: None,
+    ) -> None:
         self._config = config
         self._on_readiness = on_readiness
+        self._on_link_end = on_link_end
         self._was_ready = False
         self.catalog = Catalog()
         self.state = State(self.catalog)
@@ -67,11 +77,18 @@ class FrontEnd:
         """Requests whose clients wait. May be read from any thread."""
         return self._calls.in_flight
 
-    def open_link(self, worker: int, sock: socket.socket) -> None:
-        """Serves the link to a worker until it ends."""
-        task = asyncio.create_task(self._links.serve(worker, sock))
+    def open_link(self, worker: int, sock: socket.socket, link: int = 0) -> None:
+        """Serves the link to a worker until it ends. `link` is its number, for `on_link_end`."""
+        task = asyncio.create_task(self._serve_link(worker, sock, link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _serve_link(self, worker: int, sock: socket.socket, link: int) -> None:
+        try:
+            why = await self._links.serve(worker, sock)
+        except (OSError, QueueError, RequestError) as error:  # not even a lane for it
+            why = str(error)
+        self._on_link_end(link, why)
 
     def models(self) -> list[dict[str, Any]]:
         """What the ready line says of each model."""
@@ -116,7 +133,7 @@ class Process:
 
     def __init__(self, control: AsyncChannel, config: ServeConfig) -> None:
         self._control = control
-        self._frontend = FrontEnd(config, self._on_readiness)
+        self._frontend = FrontEnd(config, self._on_readiness, self._on_link_end)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> int:
@@ -130,7 +147,8 @@ class Process:
         while (message := await self._control.receive()) is not None:
             if message.kind == "link":
                 (fd,) = message.take_fds()
-                self._frontend.open_link(message.body["worker"], socket.socket(fileno=fd))
+                body = message.body
+                self._frontend.open_link(body["worker"], socket.socket(fileno=fd), body["link"])
             elif message.kind == "drain":
                 self._spawn(self._drain())
         return EXIT_OK
@@ -146,6 +164,9 @@ class Process:
             self._spawn(self._control.send("ready", body))
         else:
             self._spawn(self._control.send("not_ready"))
+
+    def _on_link_end(self, link: int, why: str) -> None:
+        self._spawn(self._control.send("link_ended", {"link": link, "why": why}))
 
     async def _drain(self) -> None:
         unfinished = await self._frontend.drain()

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 
 from service.config import ServeConfig
 from service.control import Channel
 from service.engines.base import Engine, ModelLoadError, open_engine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
+from service.log import say_exception
 from service.process import control_fd, die_with_parent
 from service.worker.worker import Worker
 
@@ -35,7 +35,7 @@ def open_model(path: str, name: str, config: ServeConfig) -> Engine:
     except ModelLoadError as error:
         raise StartError(str(error)) from error
     except Exception as error:
-        traceback.print_exc()
+        say_exception(error)
         what = f"{type(error).__name__}: {error}"
         raise StartError(f"model '{name}' ({path}) could not be loaded: {what}") from error
 

@@ -7,13 +7,11 @@ before.
 
 from __future__ import annotations
 
-import sys
-import traceback
-
 from fastqueue import Batch, BatchFormer, QueueError
 from fastqueue.errors import OutputTooLarge
 from service.engines.base import EngineError, Instance
 from service.errors import Code
+from service.log import say_exception
 
 
 def run_stream(former: BatchFormer, stream: int, instance: Instance, model: str) -> None:
@@ -48,5 +46,5 @@ def describe_failure(error: Exception, model: str) -> tuple[Code, str]:
         return Code.INTERNAL, str(error)
     if isinstance(error, OutputTooLarge):
         return Code.RESOURCE_EXHAUSTED, f"model '{model}': {error}"
-    traceback.print_exception(error, file=sys.stderr)
+    say_exception(error)
     return Code.INTERNAL, f"model '{model}' failed: {type(error).__name__}: {error}"

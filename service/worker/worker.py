@@ -20,7 +20,6 @@ counters and other links stay.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from fastqueue import BatchFormer, QueueError
 from service.control import Channel, Message, ProtocolError
 from service.engines.base import Engine, Instance
 from service.errors import StartError
+from service.log import say
 from service.models.spec import ModelSpec
 from service.worker.launcher import run_stream
 
@@ -115,7 +115,7 @@ class Worker:
                 while channel.receive() is not None:
                     pass  # nothing more is said: what matters is the end
         except (ProtocolError, QueueError, OSError) as error:
-            print(f"headrace worker: a link was closed: {error}", file=sys.stderr, flush=True)
+            say(f"worker: a link was closed: {error}")
         finally:
             for lane in lanes:
                 self._former.detach_lane(lane)

@@ -148,6 +148,25 @@ def test_bytes_that_are_no_message_are_the_callers_fault(serve, method):
     assert f"{method}Request" in text
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        *(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            for version in ("v1", "v1alpha")
+        ),
+    ],
+)
+def test_bytes_that_are_no_message_of_a_standard_service_are_the_callers_fault(serve, path):
+    _, wire = serve(affine())
+    with pytest.raises(grpc.RpcError) as raised:
+        list(wire.channel.stream_stream(path)(iter([b"\x0a\xff"]), timeout=60))
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "no message of this method" in raised.value.details()
+
+
 def test_statistics_count_rows_batches_and_requests(serve):
     engine = affine()
     _, wire = serve(engine, affine("other"))

@@ -217,6 +217,59 @@ def test_a_child_that_dies_while_starting_ends_the_service(tmp_path, capfd):
     assert "worker 0 ended with signal SIGABRT while starting" in capfd.readouterr().err
 
 
+def test_a_child_that_closes_its_socket_before_it_exits_is_not_called_killed(tmp_path, capfd):
+    slowly = COMMON + "control.close()\nsum(range(3_000_000))\nos._exit(3)"
+
+    async def scenario():
+        service = Service(tmp_path, worker=slowly)
+        assert await service.exit_code == 2
+        service.ready.cancel()
+
+    run(scenario())
+    assert "worker 0 ended with exit code 3 while starting" in capfd.readouterr().err
+
+
+# A front end whose first link comes to nothing although the worker lives.
+UNLINKED = (
+    COMMON
+    + """
+control.send("listening", {"grpc_port": 4001, "metrics_port": 4002})
+message = control.receive()
+control.send("link_ended", {"link": message.body["link"], "why": "descriptors were lost"})
+"""
+)
+
+
+def test_a_link_that_cannot_be_made_ends_a_service_that_was_never_ready(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(supervisor, "LINK_GRACE_S", 0.01)
+
+    async def scenario():
+        service = Service(tmp_path, frontend=UNLINKED + "control.receive()")
+        assert await service.exit_code == 2
+        service.ready.cancel()
+
+    run(scenario())
+    err = capfd.readouterr().err
+    assert "the link between the front end and worker 0 ended: descriptors were lost" in err
+
+
+def test_a_link_that_ends_while_both_live_costs_the_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "LINK_GRACE_S", 0.01)
+    ready = 'control.send("ready", {"models": [], "devices": ["cpu"]})\n'
+    first = UNLINKED.replace('control.send("link_ended"', ready + 'control.send("link_ended"')
+
+    async def scenario():
+        service = Service(tmp_path, frontend=first + "next_link()\ncontrol.receive()")
+        await service.ready
+        old = service.pid(WORKER)
+        await until(lambda: service.supervisor._roles[WORKER].child and service.pid(WORKER) != old)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        await service.exit_code
+
+    run(scenario())
+
+
 def test_requests_that_did_not_finish_in_time_are_a_failure(tmp_path, capfd):
     async def scenario():
         service = Service(tmp_path, frontend=GOOD_FRONTEND.replace("UNFINISHED = 0", "UNFINISHED = 3"))

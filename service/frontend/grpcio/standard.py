@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha._async import ReflectionServicer  # type: ignore[import-untyped]
@@ -25,6 +26,10 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _KNOWN = ("", SERVICE)
 _STATUS = health_pb2.HealthCheckResponse
+
+
+def set_unreadable(context: Context, error: DecodeError) -> bytes:
+    return set_status(context, Code.INVALID_ARGUMENT, f"the request is no message of this method: {error}")
 
 
 class Health:
@@ -51,7 +56,10 @@ class Health:
         return _STATUS.SERVING if self._is_ready() else _STATUS.NOT_SERVING
 
     async def check(self, request: bytes, context: Context) -> bytes:
-        service = health_pb2.HealthCheckRequest.FromString(request).service
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError as error:
+            return set_unreadable(context, error)
         if service not in _KNOWN:
             return set_status(context, Code.NOT_FOUND, f"unknown service '{service}'; known: {SERVICE}")
         answer: bytes = _STATUS(status=self._status(service)).SerializeToString()
@@ -61,7 +69,11 @@ class Health:
         """The status now, and whenever it changes. An unknown service is watched too, as the protocol
         wants.
         """
-        service = health_pb2.HealthCheckRequest.FromString(request).service
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError as error:
+            set_unreadable(context, error)
+            return
         last = None
         while not self._closed:
             change, status = self._change, self._status(service)
@@ -88,8 +100,11 @@ class Reflection:
             async for request in requests:
                 yield reflection_pb2.ServerReflectionRequest.FromString(request)
 
-        async for response in self._servicer.ServerReflectionInfo(parsed(), context):
-            yield response.SerializeToString()
+        try:
+            async for response in self._servicer.ServerReflectionInfo(parsed(), context):
+                yield response.SerializeToString()
+        except DecodeError as error:
+            set_unreadable(context, error)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         return {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(self.info)}

@@ -6,13 +6,13 @@ That is cheaper than `context.abort`, which raises, and overload is when refusin
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from service.codec.errors import RequestError
 from service.errors import PUSHBACK_MS, SHUTTING_DOWN, Code, ServiceError, code_of
+from service.log import say_exception
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,5 +42,5 @@ def status_of(error: Exception) -> tuple[int, str]:
         return error.code, error.message
     if isinstance(error, ServiceError):
         return code_of(error), str(error)
-    traceback.print_exception(error)
+    say_exception(error)
     return Code.INTERNAL, "internal error; the server's log says more"

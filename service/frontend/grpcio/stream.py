@@ -18,7 +18,6 @@ How a stream ends:
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections import deque
 
 import grpc
@@ -29,6 +28,7 @@ from service.frontend.grpcio.calls import Answer, Calls, Ticket
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.grpcio.unary import deadline_ns
 from service.frontend.state import State
+from service.log import say_exception
 
 WINDOW = 64
 
@@ -107,7 +107,7 @@ class Stream:
     def _on_reading_ended(self, reader: asyncio.Task[None]) -> None:
         self._reading_ended = True
         if not reader.cancelled() and (error := reader.exception()) is not None:
-            traceback.print_exception(error)
+            say_exception(error)
         _wake(self._writer_waits)
 
     async def _read(self) -> None:
