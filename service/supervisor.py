@@ -47,7 +47,7 @@ from service.config import ServeConfig
 from service.control import Message, ProtocolError, socket_pair
 from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, ConfigError
 from service.log import one_line, say
-from service.process import Child, python_module
+from service.process import Child, python_module, raise_descriptor_limit
 
 FRONTEND = "front end"
 WORKER = "worker 0"
@@ -76,6 +76,7 @@ def serve(config: ServeConfig, commands: Mapping[str, Sequence[str]] = COMMANDS)
         for fault in error.faults:
             say(fault)
         return EXIT_BAD_START
+    raise_descriptor_limit()
     return asyncio.run(Supervisor(config, commands).run())
 
 

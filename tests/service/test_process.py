@@ -38,3 +38,18 @@ def test_an_end_is_told_in_words(code, words):
 def test_started_by_hand_it_says_what_to_do(arguments):
     with pytest.raises(SystemExit, match="headrace serve"):
         control_fd(arguments)
+
+
+def test_the_limit_on_descriptors_is_as_high_as_it_goes():
+    program = (
+        "import resource\n"
+        "from service.process import raise_descriptor_limit\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "raise_descriptor_limit()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
