@@ -21,6 +21,7 @@ from typing import Protocol
 
 from service.errors import Code
 from service.frontend._dispatch import Dispatcher
+from service.log import say_exception
 from service.models.spec import ModelSpec
 
 Answer = tuple[int, int, bytes]  # token, status code, payload: a message when the code is 0, else UTF-8 text
@@ -32,7 +33,17 @@ _TIMER_SLACK_S = 100e-6  # a timer that is late by this finds its deadline passe
 
 class Sink(Protocol):
     def set_result(self, answer: Answer, /) -> None:
-        """Takes the answer. Must not raise."""
+        """Takes the answer. Raises nothing but InvalidStateError, when whoever waited has left."""
+
+
+def give(sink: Sink, answer: Answer) -> None:
+    """One sink's answer. A future that is cancelled here has a handler that has not run yet to say so."""
+    try:
+        sink.set_result(answer)
+    except asyncio.InvalidStateError:
+        pass
+    except Exception as error:  # a defect, and one caller's: the answers behind it are others'
+        say_exception(error)
 
 
 class Calls:
@@ -90,7 +101,7 @@ class Calls:
             for answer in dispatcher.drain():
                 sink = sinks.pop(answer[0], None)
                 if sink is not None:
-                    sink.set_result(answer)
+                    give(sink, answer)
             armed = dispatcher.arm()
         self._set_timer()
         self._tell_if_idle()
@@ -130,7 +141,7 @@ class Calls:
         for token in self._dispatcher.close_lane(lane):
             sink = self._sinks.pop(token, None)
             if sink is not None:
-                sink.set_result((token, Code.UNAVAILABLE, WORKER_GONE))
+                give(sink, (token, Code.UNAVAILABLE, WORKER_GONE))
         self._tell_if_idle()
 
     def set_models(self, models: list[tuple[int, int, ModelSpec]]) -> None:

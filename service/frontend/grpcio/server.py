@@ -33,6 +33,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
     ("grpc.http2.max_ping_strikes", 0),
+    # What is too much is refused by the queue, with a reason and a time to come back. By default gRPC drops
+    # calls at random once 1,000 wait for this loop, and tells their clients CANCELLED.
+    ("grpc.server.max_pending_requests", INT32_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", INT32_MAX),
 )
 
 Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
