@@ -1,4 +1,4 @@
-"""The queue against a model of it: whatever is sent, cancelled, run, failed, read or cut off, in whatever order,
+"""The queue against a model of it: whatever is sent, cancelled, run, failed, read or cut off, in any order,
 every request gets exactly one completion with the right rows, and all memory comes back."""
 
 from __future__ import annotations
