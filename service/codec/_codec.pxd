@@ -15,6 +15,7 @@ cdef extern from "hr_wire.h" nogil:
 cdef extern from "hr_error.h" nogil:
     ctypedef struct hr_error:
         int code
+        bint transient
         char text[512]
 
 

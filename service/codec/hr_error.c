@@ -23,6 +23,7 @@ int hr_fail(hr_error *err, int code, const char *format, ...) {
         memcpy(err->text + end, "...", 4);
     }
     err->code = code;
+    err->transient = false;
     return -1;
 }
 

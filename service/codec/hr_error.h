@@ -7,6 +7,8 @@
 #ifndef HR_ERROR_H
 #define HR_ERROR_H
 
+#include <stdbool.h>
+
 #include "hr_wire.h"
 
 enum hr_code {
@@ -29,6 +31,7 @@ enum {
 
 typedef struct hr_error {
     int code;
+    bool transient; /* the same request may succeed a little later */
     char text[HR_TEXT];
 } hr_error;
 

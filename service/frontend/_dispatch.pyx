@@ -195,7 +195,7 @@ cdef class Dispatcher:
             with nogil:
                 failed = hr_dispatch_submit(self.d, wire.data, wire.length, &call, &handle, &err)
         if failed:
-            raise RequestError(err.code, text_of(&err))
+            raise RequestError(err.code, text_of(&err), err.transient)
         return handle
 
     def cancel(self, uint64_t handle) -> None:

@@ -80,10 +80,19 @@ static int arena_full(const hr_dispatch *d, uint64_t bytes, hr_error *err) {
                        "a request of %llu bytes never fits into the input arena of %llu MB, of which one request may "
                        "have three quarters: send fewer rows or raise --arena-mb",
                        (unsigned long long)bytes, mb);
-    return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+    hr_fail(err, HR_RESOURCE_EXHAUSTED,
                    "the input arena has no room for %llu bytes now: %llu bytes of its %llu MB (--arena-mb) are in use, "
                    "try later",
                    (unsigned long long)bytes, in_use, mb);
+    err->transient = true;
+    return -1;
+}
+
+static int slots_out(const hr_dispatch *d, hr_error *err) {
+    hr_fail(err, HR_RESOURCE_EXHAUSTED,
+            "all %u slots for requests in flight to this worker (--slots-per-lane) are in use, try later", d->slots);
+    err->transient = true;
+    return -1;
 }
 
 /* Copies the tensors into the input arena. */
@@ -132,10 +141,7 @@ static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *ca
                  uint64_t *handle, hr_error *err) {
     uint32_t number;
     fq_slot *slot = fq_lane_claim(&lane->front, &number);
-    if (slot == NULL)
-        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
-                       "all %u slots for requests in flight to this worker (--slots-per-lane) are in use, try later",
-                       d->slots);
+    if (slot == NULL) return slots_out(d, err);
     hr_pending *p = &lane->pending[number];
     if (remember(d, p, spec, call) < 0) {
         fq_lane_free(&lane->front, number);

@@ -109,9 +109,10 @@ def test_a_full_arena_refuses_and_recovers(serve):
 
 def test_a_request_larger_than_the_arena_names_the_setting(serve):
     _, wire = serve(affine(width=1 << 19), arena_mb=1)
-    code, text = wire.error(infer_request("affine", x=rows(1, width=1 << 19)))
-    assert code == "RESOURCE_EXHAUSTED"
-    assert "--arena-mb" in text
+    refused = wire.infer_later(infer_request("affine", x=rows(1, width=1 << 19)))
+    assert status_of(refused) == "RESOURCE_EXHAUSTED"
+    assert "--arena-mb" in refused.details()
+    assert "grpc-retry-pushback-ms" not in dict(refused.trailing_metadata()), "it would be refused again"
 
 
 # ---- the worker's death, and the end ----

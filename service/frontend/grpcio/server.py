@@ -39,6 +39,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server.max_pending_requests_hard_limit", INT32_MAX),
 )
 
+# What is answered may still be on its way to a client that reads. No longer is anything waited for that is no
+# accepted request: a call whose request never came, or an open reflection stream.
+LAST_WORDS_S = 2.0
+
 Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
 
 
@@ -107,7 +111,7 @@ class Server:
             await asyncio.wait_for(self._finished(), timeout_s)
         unfinished = self._calls.in_flight
         self._health.close()
-        await self._server.stop(max(0.0, end_s - time.monotonic()))
+        await self._server.stop(min(max(0.0, end_s - time.monotonic()), LAST_WORDS_S))
         return unfinished
 
     async def _finished(self) -> None:

@@ -23,11 +23,11 @@ STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _PUSHBACK = (("grpc-retry-pushback-ms", str(PUSHBACK_MS)),)
 
 
-def set_status(context: Context, code: int, message: str) -> bytes:
-    """Ends a call with an error. Returns what the handler has to return."""
+def set_status(context: Context, code: int, message: str, retry: bool = False) -> bytes:
+    """Ends a call with an error; `retry`: with a hint when to come back. Returns what the handler returns."""
     context.set_code(STATUS[code])
     context.set_details(message)
-    if code == Code.RESOURCE_EXHAUSTED:
+    if retry:
         context.set_trailing_metadata(_PUSHBACK)
     return b""
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from service.codec.errors import RequestError
 from service.frontend.grpcio.calls import Answer, Calls
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.rpcs import Rpcs
@@ -58,7 +59,8 @@ class Unary:
     def _refuse(self, context: Context, error: Exception) -> bytes:
         code, message = status_of(error)
         self._state.count_rejected_code(code)
-        return set_status(context, code, message)
+        retry = isinstance(error, RequestError) and error.transient
+        return set_status(context, code, message, retry)
 
     def control(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """The handler of one of the other RPCs."""
