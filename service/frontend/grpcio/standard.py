@@ -75,11 +75,13 @@ class Health:
             set_unreadable(context, error)
             return
         last = None
-        while not self._closed:
-            change, status = self._change, self._status(service)
+        while True:
+            change, closed, status = self._change, self._closed, self._status(service)
             if status != last:
                 yield _STATUS(status=status).SerializeToString()
                 last = status
+            if closed:  # looked at only now: the last change is told even when the end follows at once
+                return
             await asyncio.shield(change)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
