@@ -98,6 +98,8 @@ cdef extern from "fq_fill.h" nogil:
         const int64_t *dims
         const void *data
         uint64_t length
+        const uint64_t *row_ends
+        uint32_t rows
     ctypedef struct fq_input:
         uint32_t blocks
         uint64_t used_bytes
@@ -187,7 +189,10 @@ cdef extern from "fq_control.h" nogil:
     uint64_t fq_batch_input_bytes(const fq_batch *, uint32_t input) noexcept
     const void *fq_batch_view(const fq_batch *, uint32_t input) noexcept
     int fq_batch_gather(const fq_batch *, uint32_t input, void *to, uint64_t capacity) noexcept
-    int fq_batch_reserve(fq_batch *, const uint64_t *row_bytes, int wait) noexcept
+    ctypedef struct fq_sizes:
+        uint64_t row_bytes
+        const uint64_t *row_ends
+    int fq_batch_reserve(fq_batch *, const fq_sizes *sizes, int wait) noexcept
     unsigned char *fq_batch_output(const fq_batch *, uint32_t output) noexcept
     int fq_batch_complete(fq_batch *, const fq_shape *) noexcept
     void fq_batch_fail(fq_batch *, uint32_t status, const char *text) noexcept

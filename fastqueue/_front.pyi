@@ -43,7 +43,7 @@ class FrontLane:
         self,
         model: int,
         rows: int,
-        tensors: Sequence[tuple[int, Iterable[int], Buffer]],
+        tensors: Sequence[tuple[int, Iterable[int], Buffer] | tuple[int, Iterable[int], Buffer, Buffer]],
         deadline_ns: int | None = None,
         arrival_ns: int | None = None,
     ) -> int: ...

@@ -95,33 +95,47 @@ cdef class Sources:
     """Tensors to send, as C sees them; holds the buffers until it goes."""
     cdef _c.fq_source sources[64]
     cdef int64_t dims[64][8]
-    cdef Py_buffer buffers[64]
-    cdef uint32_t count
+    cdef Py_buffer buffers[128]
+    cdef uint32_t count, buffer_count
 
     def __cinit__(self, tensors):
-        self.count = 0
+        self.count = self.buffer_count = 0
         if len(tensors) > _c.FQ_MAX_TENSORS:
             raise ValueError(f"a request has at most {_c.FQ_MAX_TENSORS} tensors, not {len(tensors)}")
-        for index, dims, data in sorted(tensors, key=lambda tensor: tensor[0]):
+        for index, dims, data, *row_ends in sorted(tensors, key=lambda tensor: tensor[0]):
             self.add(index, tuple(dims), data)
+            if row_ends:
+                self.add_row_ends(row_ends[0])
+
+    cdef Py_buffer *hold(self, data) except NULL:
+        cdef Py_buffer *buffer = &self.buffers[self.buffer_count]
+        PyObject_GetBuffer(data, buffer, PyBUF_SIMPLE)
+        self.buffer_count += 1
+        return buffer
+
+    cdef int add_row_ends(self, data) except -1:
+        cdef Py_buffer *buffer = self.hold(data)
+        self.sources[self.count - 1].row_ends = <const uint64_t *>buffer.buf
+        self.sources[self.count - 1].rows = <uint32_t>(buffer.len // sizeof(uint64_t))
+        return 0
 
     cdef int add(self, uint32_t index, tuple dims, data) except -1:
         cdef uint32_t i = self.count
         if len(dims) > _c.FQ_MAX_RANK:
             raise ValueError(f"tensor {index}: a tensor has at most {_c.FQ_MAX_RANK} dimensions, not {len(dims)}")
-        PyObject_GetBuffer(data, &self.buffers[i], PyBUF_SIMPLE)
+        cdef Py_buffer *buffer = self.hold(data)
         self.count += 1
         for d, n in enumerate(dims):
             self.dims[i][d] = n
         self.sources[i].index = index
         self.sources[i].rank = <uint32_t>len(dims)
         self.sources[i].dims = self.dims[i]
-        self.sources[i].data = self.buffers[i].buf
-        self.sources[i].length = <uint64_t>self.buffers[i].len
+        self.sources[i].data = buffer.buf
+        self.sources[i].length = <uint64_t>buffer.len
         return 0
 
     def __dealloc__(self):
-        for i in range(self.count):
+        for i in range(self.buffer_count):
             PyBuffer_Release(&self.buffers[i])
 
 
@@ -214,7 +228,8 @@ cdef class FrontLane:
         self.front.worker = &self.page.bell
 
     def submit(self, uint32_t model, uint32_t rows, tensors, deadline_ns=None, arrival_ns=None) -> int:
-        """Sends a request: `tensors` are (input index, dims, buffer). Times in ns of CLOCK_MONOTONIC. Its slot number."""
+        """Sends a request: `tensors` are (input index, dims, buffer), and where rows differ in size a buffer of a u64 per
+        row, its end in bytes. Times in ns of CLOCK_MONOTONIC. Its slot number."""
         self.alive()
         if self.page == NULL:
             raise QueueError("submit before attach_worker")

@@ -23,6 +23,7 @@ cdef class Batch:
     """A launched batch. It ends with `complete` or `fail`; after that every call raises QueueError."""
     cdef BatchFormer former
     cdef _c.fq_batch *batch
+    cdef list row_ends
 
     cdef int alive(self) except -1:
         if self.batch == NULL:
@@ -110,30 +111,50 @@ cdef class Batch:
         self.batch.compute_ns = _c.fq_now(self.former.former)
 
     def reserve(self, outputs, bint wait=True):
-        """Memory in the output arena for outputs of so many bytes per row each (per request for a model that does not
-        batch): addresses, each for the whole batch. Sleeps without the GIL while the arena is full; with wait=False
-        returns None then. OutputTooLarge: it can never fit."""
-        cdef uint64_t row_bytes[64]
+        """Memory in the output arena for the whole batch's outputs: their addresses.
+
+        Of each output the bytes per row (per request for a model that does not batch); or, where rows differ in
+        size, a buffer of a u64 per row: where it ends, in bytes. Sleeps without the GIL while the arena is full; with
+        wait=False returns None then. OutputTooLarge: it can never fit.
+        """
+        cdef _c.fq_sizes sizes[64]
         cdef int result
         self.alive()
         cdef uint32_t count = self.batch.model.outputs
         if len(outputs) != count:
             raise ValueError(f"the model has {count} outputs, not {len(outputs)}")
-        for i, size in enumerate(outputs):
-            row_bytes[i] = size
+        self.row_ends = [self.set_size(&sizes[i], i, size) for i, size in enumerate(outputs)]
         with nogil:
-            result = _c.fq_batch_reserve(self.batch, row_bytes, wait)
+            result = _c.fq_batch_reserve(self.batch, sizes, wait)
         if result == _c.FQ_RESERVED:
             return [<size_t>_c.fq_batch_output(self.batch, i) for i in range(count)]
         if result == _c.FQ_RESERVE_NEVER:
             raise OutputTooLarge(
-                f"outputs of {sum(outputs)} bytes per row for {self.batch.rows} rows do not fit into the output arena of "
-                f"{_c.fq_output_capacity(&self.former.former.output)} bytes; send fewer rows or raise --output-arena-mb")
+                f"the outputs of {self.batch.rows} rows, or of the request they are a part of, do not fit into the output "
+                f"arena of {_c.fq_output_capacity(&self.former.former.output)} bytes; send fewer rows or raise "
+                "--output-arena-mb")
         if result == _c.FQ_RESERVE_CHANGED:
             raise QueueError("the outputs of one request's parts differ in size per row, so they cannot be joined")
         if wait:
             raise QueueError("the worker is closing")
         return None
+
+    cdef object set_size(self, _c.fq_sizes *out, int index, size):
+        """Fills in an output's size; returns what must live as long as the batch."""
+        out.row_ends = NULL
+        if isinstance(size, int):
+            out.row_bytes = size
+            return None
+        cdef const uint64_t[::1] ends = memoryview(size).cast("B").cast("Q")
+        if ends.shape[0] != self.batch.rows:
+            raise ValueError(f"output {index}: {self.batch.rows} row ends expected, got {ends.shape[0]}")
+        for i in range(1, ends.shape[0]):
+            if ends[i] < ends[i - 1]:
+                raise ValueError(f"output {index}: row {i} ends at {ends[i]}, before row {i - 1} at {ends[i - 1]}")
+        out.row_bytes = 0
+        if ends.shape[0]:
+            out.row_ends = &ends[0]
+        return ends
 
     def complete(self, shapes) -> None:
         """Answers every request with its rows. `shapes`: of each output for the whole batch, in model order."""

@@ -9,13 +9,20 @@
 
 enum { FQ_FILL_BLOCKS = 64 }; /* extents that one message is spread over at most */
 
-/* A tensor to copy. */
+/* Writes the next `length` bytes of a tensor to `to`. Every piece but a tensor's last is a multiple of FQ_ALIGN. */
+typedef void fq_write(void *state, void *to, uint64_t length);
+
+/* A tensor to copy, or to have written by whoever can make its bytes: then `write` and `state`, and no data. */
 typedef struct fq_source {
     uint32_t index; /* of the model's input; sources come in ascending order */
     uint32_t rank;
     const int64_t *dims;
     const void *data;
     uint64_t length;
+    fq_write *write;
+    void *state;
+    const uint64_t *row_ends; /* of elements of variable size, where the model batches; else NULL */
+    uint32_t rows;            /* how many */
 } fq_source;
 
 /* Where the next byte goes. */
@@ -24,8 +31,8 @@ typedef struct fq_cursor {
     uint64_t at; /* within *blocks */
 } fq_cursor;
 
-/* Copies a tensor behind the cursor: the number of extents written to `out`. */
-static inline uint32_t fq_fill_tensor(unsigned char *base, fq_cursor *c, const fq_source *source, fq_extent *out) {
+/* Copies a source's bytes behind the cursor, or has them written there: the number of extents written to `out`. */
+static inline uint32_t fq_fill_copy(unsigned char *base, fq_cursor *c, const fq_source *source, fq_extent *out) {
     const unsigned char *from = (const unsigned char *)source->data;
     uint32_t count = 0;
     c->at = fq_round_up(c->at, FQ_ALIGN);
@@ -33,18 +40,25 @@ static inline uint32_t fq_fill_tensor(unsigned char *base, fq_cursor *c, const f
         if (c->at == c->blocks->length) *c = (fq_cursor){c->blocks + 1, 0};
         uint64_t n = c->blocks->length - c->at < left ? c->blocks->length - c->at : left;
         out[count] = (fq_extent){c->blocks->offset + c->at, n};
-        fq_data_put(base + out[count].offset, from, n);
+        if (source->write) source->write(source->state, base + out[count].offset, n);
+        else fq_data_put(base + out[count].offset, from + (source->length - left), n);
         count++;
-        from += n;
         left -= n;
         c->at += n;
     }
     return count;
 }
 
+static inline uint64_t fq_source_table_bytes(const fq_source *source) {
+    return source->row_ends ? source->rows * sizeof(uint64_t) : 0;
+}
+
 static inline uint64_t fq_fill_bytes(const fq_source *sources, uint32_t count, uint32_t extents) {
     uint64_t bytes = fq_header_bytes(count, extents);
-    for (uint32_t i = 0; i < count; i++) bytes = fq_round_up(bytes, FQ_ALIGN) + sources[i].length;
+    for (uint32_t i = 0; i < count; i++) {
+        bytes = fq_round_up(bytes, FQ_ALIGN) + sources[i].length;
+        bytes = fq_round_up(bytes, FQ_ALIGN) + fq_source_table_bytes(&sources[i]);
+    }
     return bytes;
 }
 
@@ -53,9 +67,10 @@ static inline uint64_t fq_fill_bytes(const fq_source *sources, uint32_t count, u
 static inline uint32_t fq_fill(fq_input *input, unsigned char *base, const fq_source *sources, uint32_t count,
                                fq_extent *blocks, fq_slot *slot) {
     uint32_t extents = count, taken = 1;
+    for (uint32_t i = 0; i < count; i++) extents += sources[i].row_ends != NULL;
     uint64_t bytes = fq_fill_bytes(sources, count, extents);
     if (bytes > FQ_LARGE) {
-        extents = count + FQ_FILL_BLOCKS;
+        extents += FQ_FILL_BLOCKS;
         bytes = fq_fill_bytes(sources, count, extents);
         taken = FQ_FILL_BLOCKS;
     }
@@ -71,8 +86,11 @@ static inline uint32_t fq_fill(fq_input *input, unsigned char *base, const fq_so
         const fq_source *s = &sources[i];
         tensors[i] = (fq_tensor){.index = s->index, .rank = s->rank, .first_extent = used, .length = s->length};
         memcpy(tensors[i].dims, s->dims, s->rank * sizeof(int64_t));
-        tensors[i].extent_count = fq_fill_tensor(base, &cursor, s, out + used);
+        tensors[i].extent_count = fq_fill_copy(base, &cursor, s, out + used);
         used += tensors[i].extent_count;
+        fq_source table = {.data = s->row_ends, .length = fq_source_table_bytes(s)};
+        tensors[i].table_extents = fq_fill_copy(base, &cursor, &table, out + used);
+        used += tensors[i].table_extents;
     }
     *header = (fq_header){.tensor_count = count, .extent_count = used};
     header->bytes = (uint32_t)fq_header_bytes(count, used);

@@ -64,6 +64,18 @@ static inline void fq_join_drop(fq_former *f, fq_request *r) {
     if (f->memory_waiters) pthread_cond_broadcast(&f->memory);
 }
 
+/* Lets go of the parts that were collected. */
+static inline void fq_chain_drop(fq_former *f, fq_request *r) {
+    uint64_t freed = 0;
+    while (r->chain) {
+        const fq_answer *answer = (const fq_answer *)(f->output_base + r->chain);
+        fq_extent at = {r->chain, fq_answer_bytes(answer->slice_count)};
+        r->chain = answer->next;
+        freed += fq_answer_drop(f, &at);
+    }
+    fq_output_given_back(f, freed);
+}
+
 static inline void fq_request_post(fq_request *r, fq_attached *lane, int64_t now) {
     fq_completion done = {
         .slot = r->number, .flags = FQ_FINAL, .status = r->status, .text_bytes = r->text_bytes, .answer = r->answer,
@@ -83,6 +95,7 @@ static inline void fq_request_finish(fq_former *f, fq_request *r) {
     else if (r->model)
         fq_stats_success(r->model->stats, r, now);
     fq_join_drop(f, r);
+    fq_chain_drop(f, r);
     r->state = FQ_IDLE;
     lane->outstanding--;
     if (!lane->dead) {

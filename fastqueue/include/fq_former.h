@@ -110,7 +110,7 @@ static inline void fq_former_accept(fq_former *f, fq_attached *lane, fq_request 
 static inline void fq_request_reset(fq_request *r) {
     r->queue = NULL;
     r->next_row = r->parts = r->rows_done = r->status = r->text_bytes = 0;
-    r->join = r->join_bytes = r->batch = 0;
+    r->join = r->join_bytes = r->chain = r->batch = 0;
     r->batch_rows = r->reason = 0;
     r->taken_ns = r->input_ns = r->compute_ns = r->output_ns = 0;
     r->answer = (fq_extent){0, 0};

@@ -29,7 +29,7 @@
 #include "fq_bell.h"
 #include "fq_ring.h"
 
-#define FQ_ABI_VERSION 1u
+#define FQ_ABI_VERSION 2u
 #define FQ_PAGE 4096u
 
 #define FQ_MAGIC_LANE 0x3130454e414c5146ull   /* "FQLANE01" */
@@ -54,7 +54,8 @@ typedef struct fq_extent {
 
 /* ---- the request: a fixed slot in the lane, and a header of variable size in the input arena ---- */
 
-/* One input tensor. Its bytes are `extent_count` extents of the header, from `first_extent` on, in order. */
+/* One input tensor. Its bytes are `extent_count` extents of the header, from `first_extent` on, in order; the table of its
+ * row ends, where it has one, the `table_extents` behind them. */
 typedef struct fq_tensor {
     uint32_t index; /* of the model's input */
     uint32_t rank;
@@ -62,6 +63,8 @@ typedef struct fq_tensor {
     uint32_t extent_count;
     uint64_t length; /* bytes: the sum of its extents */
     int64_t dims[FQ_MAX_RANK];
+    uint32_t table_extents; /* the next ones, of elements of variable size where the model batches: a u64 per row, its end */
+    uint32_t reserved;
 } fq_tensor;
 
 /* Followed by fq_tensor[tensor_count], strictly ascending by index, then fq_extent[extent_count]. */
@@ -131,9 +134,11 @@ typedef struct fq_slice {
 /* Followed by fq_slice[slice_count]. Written by the worker only: it may believe what it reads back. */
 typedef struct fq_answer {
     uint32_t slice_count;
-    uint32_t reserved;
-    uint64_t reserved2;
+    uint32_t row;  /* of a part that waits for the others: its first row within the request; */
+    uint64_t next; /* and the offset of the next part's answer, 0: none. Of a delivered answer: nothing */
 } fq_answer;
+
+static inline uint64_t fq_answer_bytes(uint32_t outputs) { return sizeof(fq_answer) + outputs * sizeof(fq_slice); }
 
 /* The front end has let go of the answer of this slot's last completion. */
 typedef struct fq_release {
@@ -160,7 +165,7 @@ typedef struct fq_lane_header {
 } fq_lane_header;
 
 #ifndef FQ_MODEL
-_Static_assert(sizeof(fq_header) == 16 && sizeof(fq_tensor) == 88 && sizeof(fq_extent) == 16, "header layout");
+_Static_assert(sizeof(fq_header) == 16 && sizeof(fq_tensor) == 96 && sizeof(fq_extent) == 16, "header layout");
 _Static_assert(sizeof(fq_slot) == FQ_LINE, "a slot has a line of its own: neighbours belong to other requests");
 _Static_assert(offsetof(fq_slot, arrival_ns) == 16 && offsetof(fq_slot, header) == 32, "slot layout");
 _Static_assert(sizeof(fq_completion) == FQ_LINE, "a completion is a line");

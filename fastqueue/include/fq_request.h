@@ -43,6 +43,7 @@ typedef struct fq_request {
     uint64_t join;       /* offset of the block that collects the parts' outputs, 0: none */
     uint64_t join_bytes;
     uint64_t join_key;   /* hash of the row sizes it was laid out for */
+    uint64_t chain;      /* offset of the first part's answer, while rows that differ in size are collected; 0: none */
     int64_t taken_ns;    /* launch of its first part */
     int64_t input_ns;
     int64_t compute_ns;
@@ -97,6 +98,16 @@ static inline int64_t fq_tensor_bytes(const fq_tensor *t, uint32_t element_bytes
     return n;
 }
 
+/* Whether a table of row ends has `bytes` bytes, all of them words within the arena. */
+static inline int fq_table_check(const fq_extent *extents, uint32_t count, uint64_t bytes, uint64_t arena_bytes) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (!fq_extent_within(&extents[i], arena_bytes) || extents[i].length > bytes) return 0;
+        if (extents[i].offset % sizeof(uint64_t) != 0 || extents[i].length % sizeof(uint64_t) != 0) return 0;
+        bytes -= extents[i].length;
+    }
+    return bytes == 0;
+}
+
 static inline int fq_tensor_check(const fq_tensor *t, const fq_extent *extents, const fq_signature *signature,
                                   uint32_t rows, uint64_t arena_bytes) {
     uint64_t sum = 0;
@@ -108,6 +119,8 @@ static inline int fq_tensor_check(const fq_tensor *t, const fq_extent *extents, 
     if (sum != t->length) return 13;
     if (signature->batched && (t->rank == 0 || t->dims[0] != (int64_t)rows)) return 14;
     uint32_t element_bytes = signature->element_bytes[t->index];
+    uint64_t table = element_bytes == 0 && signature->batched ? rows * sizeof(uint64_t) : 0;
+    if (!fq_table_check(&extents[t->first_extent + t->extent_count], t->table_extents, table, arena_bytes)) return 17;
     if (element_bytes != 0 && fq_tensor_bytes(t, element_bytes) != (int64_t)t->length) return 15;
     return 0;
 }
@@ -133,6 +146,8 @@ static inline int fq_request_check(const fq_request *r, const fq_signature *sign
         if (i > 0 && tensors[i].index <= tensors[i - 1].index) return 6;
         if (tensors[i].first_extent != extents || tensors[i].extent_count > h->extent_count - extents) return 7;
         extents += tensors[i].extent_count;
+        if (tensors[i].table_extents > h->extent_count - extents) return 7;
+        extents += tensors[i].table_extents;
         int broken = fq_tensor_check(&tensors[i], fq_request_extents(r), signature, r->slot.rows, arena_bytes);
         if (broken) return broken;
     }

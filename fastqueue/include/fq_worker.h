@@ -56,6 +56,12 @@ typedef struct fq_model {
     fq_model_stats *stats;
 } fq_model;
 
+/* The size of an output's rows: the same for all, or, when their ends are given (in bytes, one per row), each its own. */
+typedef struct fq_sizes {
+    uint64_t row_bytes;
+    const uint64_t *row_ends;
+} fq_sizes;
+
 typedef struct fq_part {
     fq_request *request;
     uint32_t row; /* its first row within the request */
@@ -80,8 +86,9 @@ typedef struct fq_batch {
     fq_extent block;    /* of the output arena; length 0: none */
     uint64_t answers;   /* where the answers start in it */
     int reserved;
+    int variable; /* some output's rows differ in size */
     uint64_t output_at[FQ_MAX_TENSORS]; /* offset of each output of the whole batch */
-    uint64_t row_bytes[FQ_MAX_TENSORS];
+    fq_sizes sizes[FQ_MAX_TENSORS];
     fq_part parts[FQ_MAX_PARTS];
 } fq_batch;
 

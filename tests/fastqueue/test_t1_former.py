@@ -446,8 +446,8 @@ def test_counters_say_what_ran() -> None:
         pytest.param(32, 1 << 20, id="tensor-length"),
         pytest.param(40, 2, id="rows"),
         pytest.param(48, 1 << 30, id="dimension"),
-        pytest.param(104, 1 << 31, id="extent-offset"),
-        pytest.param(112, 1 << 31, id="extent-length"),
+        pytest.param(112, 1 << 31, id="extent-offset"),
+        pytest.param(120, 1 << 31, id="extent-length"),
     ],
 )
 def test_a_broken_descriptor_is_answered_and_read_nowhere(offset: int, value: int) -> None:

@@ -118,7 +118,7 @@ STEPS = {
         "fq_control.h", "f->memory_waiters ? FQ_WANT_RELEASE : 0u", "f->memory_waiters ? 0u : 0u"
     ),
     "a launcher that waits for memory does not say so": Step(
-        "fq_batch.h", "        fq_bell_kick(&f->page->bell); /* the former", "        /* the former"
+        "fq_reserve.h", "        fq_bell_kick(&f->page->bell); /* the former", "        /* the former"
     ),
     "a launcher that takes a request leaves the former asleep": Step(
         "fq_control.h", "if (until_ns < f->sleep_until_ns) fq_bell_kick(&f->page->bell);", "(void)until_ns;"

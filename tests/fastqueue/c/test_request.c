@@ -107,8 +107,12 @@ TEST(every_rule_of_the_extents) {
     BROKEN(12, extents_of(&f)[0].length = UINT64_MAX);
 }
 
-TEST(elements_of_variable_size_have_no_length_by_shape) {
-    BROKEN(0, (f.signature.element_bytes[0] = 0, tensors_of(&f)[0].dims[1] = 99));
+/* A table of row ends takes the place of the length by shape: without one such a tensor is not read. */
+TEST(elements_of_variable_size_have_a_table_of_row_ends) {
+    BROKEN(17, (f.signature.element_bytes[0] = 0, tensors_of(&f)[0].dims[1] = 99));
+    BROKEN(0, (f.signature.element_bytes[0] = 0, f.signature.batched = 0, f.request.slot.rows = 1));
+    BROKEN(7, tensors_of(&f)[0].table_extents = 1000);
+    BROKEN(7, tensors_of(&f)[1].table_extents = UINT32_MAX);
 }
 
 /* Whatever it accepts, all it names lies in the arena. ASan sees every byte that is read to find out. */

@@ -37,7 +37,7 @@ static void *launch(void *argument) {
     for (uint32_t rows = 0, n; rows < PRODUCERS * REQUESTS; rows += n) {
         fq_batch *batch = fq_stream_next(&former, 0); float x[MAX_BATCH];
         if (!fq_batch_check(batch) || fq_batch_gather(batch, 0, x, sizeof x) != 0) abort();
-        if (fq_batch_reserve(batch, (uint64_t[]){sizeof *x}, 1) != FQ_RESERVED) abort();
+        if (fq_batch_reserve(batch, (fq_sizes[]){{sizeof *x, NULL}}, 1) != FQ_RESERVED) abort();
         n = batch->rows;
         for (uint32_t row = 0; row < n; row++) ((float *)fq_batch_output(batch, 0))[row] = 2 * x[row] + 1;
         fq_batch_complete(batch, &(fq_shape){.rank = 2, .dims = {n, 1}});

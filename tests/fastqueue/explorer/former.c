@@ -52,7 +52,7 @@ static void run_former(void) {
 static void run_launcher(void) {
     for (fq_batch *batch; (batch = fq_stream_next(&former, 0)) != NULL;) {
         if (!fq_batch_check(batch)) continue;
-        if (fq_batch_reserve(batch, (uint64_t[]){8}, 1) != FQ_RESERVED) {
+        if (fq_batch_reserve(batch, (fq_sizes[]){{8, NULL}}, 1) != FQ_RESERVED) {
             fq_batch_fail(batch, FQ_UNAVAILABLE, "closed");
             continue;
         }
