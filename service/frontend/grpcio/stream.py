@@ -43,9 +43,7 @@ class Entry:
         self.request = request
         self.ticket: Ticket | None = None
         self.payload: bytes | None = None  # the message to write; None: not answered yet
-        self.error: tuple[int, str] | None = (
-            None  # what the message says, when it says that the request failed
-        )
+        self.error: tuple[int, str] | None = None  # of a failed request: its code, and what the message says
 
     def set_result(self, answer: Answer) -> None:
         _, code, payload = answer
