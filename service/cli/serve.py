@@ -60,6 +60,12 @@ def serve(
     slots_per_lane: Annotated[
         int, typer.Option(metavar="N", help="Requests in flight at most; more are refused, never queued.")
     ] = 1024,
+    max_calls: Annotated[
+        int, typer.Option(metavar="N", help="Inference calls and streams in progress at most.")
+    ] = 4096,
+    answer_mb: Annotated[
+        int, typer.Option(metavar="MB", help="Memory for answers that clients have not read yet.")
+    ] = 1024,
     drain_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
@@ -98,6 +104,8 @@ def serve(
         arena_mb=arena_mb,
         output_arena_mb=output_arena_mb,
         slots_per_lane=slots_per_lane,
+        max_calls=max_calls,
+        answer_mb=answer_mb,
         frontend=frontend,
         ready_fd=ready_fd,
     )

@@ -24,6 +24,7 @@ from service.errors import EXIT_BAD_START, EXIT_OK, StartError
 from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import why_not_bound
 from service.frontend.catalog import Catalog
+from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.server import Server
 from service.frontend.links import Links
@@ -53,7 +54,8 @@ class FrontEnd:
         self.state = State(self.catalog)
         self._calls = Calls(Dispatcher(config.arena_mb << 20, config.slots_per_lane))
         rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
-        self._server = Server(self._calls, rpcs, self.state)
+        self.admission = Admission(config.max_calls, config.answer_mb << 20)
+        self._server = Server(self._calls, rpcs, self.state, self.admission)
         self._links = Links(self._calls, self.catalog, self._readiness_changed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None

@@ -2,6 +2,9 @@
 
 Handlers take and give raw bytes: the C codec reads requests, and nothing is parsed twice. A method that the
 protocol has and this server has not is in the table all the same, to answer with a sentence.
+
+ModelInfer is registered as a method whose client streams, the same on the wire: its handler then runs before
+the message is read, and can refuse the call (see `admission`) instead of letting gRPC collect it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import Any
 
 import grpc
 
-from service.errors import StartError
+from service.errors import Code, Overloaded, StartError
 from service.frontend.addresses import join_address, why_not_bound
+from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
-from service.frontend.grpcio.status import Context, set_shutting_down
+from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.grpcio.stream import Stream
 from service.frontend.grpcio.unary import Unary
 from service.frontend.rpcs import NOT_BUILT, SERVICE, UNARY, Rpcs
@@ -49,13 +54,16 @@ Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
 class Server:
     """One listening gRPC server on the running loop."""
 
-    def __init__(self, calls: Calls, rpcs: Rpcs, state: State) -> None:
+    def __init__(self, calls: Calls, rpcs: Rpcs, state: State, admission: Admission) -> None:
         self._calls = calls
+        self._admission = admission
         self._state = state
         self._unary = Unary(calls, rpcs, state)
         self._health = Health(lambda: state.ready)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(
+            options=[*OPTIONS, ("grpc.max_concurrent_streams", admission.max_calls)]
+        )
         self._server.add_registered_method_handlers(SERVICE, self._handlers())
         self._server.add_registered_method_handlers(HEALTH, self._health.handlers())
         for name in REFLECTIONS:
@@ -66,18 +74,59 @@ class Server:
             method: grpc.unary_unary_rpc_method_handler(self._unary.control(method))
             for method in (*UNARY, *NOT_BUILT)
         }
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._unary.model_infer)
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
         return handlers
 
+    def _enter(self, context: Context) -> asyncio.Task[Any] | None:
+        """Lets a call in, until gRPC has sent its end; None: it is refused, and the status is set."""
+        try:
+            self._admission.enter()
+        except Overloaded as error:
+            self._refuse(context, error)
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(self._admission.leave)
+        return task
+
+    def _refuse(self, context: Context, error: Overloaded) -> bytes:
+        code, message = status_of(error)
+        self._state.count_rejected_code(code)
+        return set_status(context, code, message, retry=True)
+
+    async def _model_infer(self, _: Any, context: Context) -> bytes:
+        task = self._enter(context)
+        if task is None:
+            return b""
+        request = await context.read()
+        if request is grpc.aio.EOF:
+            return set_status(context, Code.INVALID_ARGUMENT, "expected one request, and the call had none")
+        try:
+            self._admission.check_answers()
+            inference = self._unary.model_infer(request, context)
+            del request  # it is as large as clients like, and not needed as long as its answer takes
+            answer = await inference
+            self._admission.check_answers()
+        except Overloaded as error:
+            return self._refuse(context, error)
+        if answer:  # it lies here until gRPC has sent it and its status, which is when the task ends
+            self._admission.add(len(answer))
+            task.add_done_callback(partial(self._drop, len(answer)))
+        return answer
+
+    def _drop(self, size: int, _: object) -> None:
+        self._admission.drop(size)
+
     async def _model_stream_infer(self, _: Any, context: Context) -> None:
+        task = self._enter(context)
+        if task is None:
+            return
         if self._state.draining:
             self._state.count_rejected(SHUTTING_DOWN_REASON)
             set_shutting_down(context)
             return
-        stream = Stream(self._calls, self._state, context)
-        task = asyncio.current_task()
-        assert task is not None
+        stream = Stream(self._calls, self._admission, self._state, context)
         self._streams[stream] = task
         try:
             await stream.run()

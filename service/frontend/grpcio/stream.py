@@ -1,11 +1,23 @@
 """ModelStreamInfer: many requests on one stream, answered in the order in which they came.
 
-    reader   read a message, submit it, queue its entry          pauses while WINDOW entries are queued
-    writer   wait for the oldest entry's answer, write it, drop the entry
+    reader   read a message, submit it                           pauses while too much is open, see below
+    writer   wait until an answer may be written, write it
 
-An entry stays queued until its answer is written, so the window bounds what waits for its turn as well as
-what waits for a worker. It holds its request's bytes until it is answered: an error must name the request's
-id. (The bytes of all requests in flight are no more than the input arena, which has a copy of each.)
+An entry is open from the time its request is read until its answer is written. An ordered entry's answer
+may be written when those of all ordered entries before it may; an unordered one's (its request has the
+parameter `headrace_unordered` = true) as soon as it is there. What may be written is written in the order in
+which that came about. So ordered answers keep their order among themselves, whatever is between them.
+
+What is open is bounded, whether its answers wait for a worker, for their turn or for a client that reads:
+
+    WINDOW            entries
+    READ_AHEAD_BYTES  of finished answers, plus what the others will come to if they are as large as the
+                      latest one; no request is read above that, but one is always
+    a share           of the answers' memory (see `admission`): an answer that finds it used up is replaced
+                      by an error, in its turn
+
+An entry holds its request's bytes until it is answered: an error must name the request's id. (The bytes of
+all requests in flight are no more than the input arena, which has a copy of each.)
 
 How a stream ends:
 
@@ -22,8 +34,9 @@ from collections import deque
 
 import grpc
 
-from service.errors import Code
+from service.errors import Code, Overloaded
 from service.frontend._dispatch import stream_error
+from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Answer, Calls, Ticket
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.grpcio.unary import deadline_ns
@@ -31,25 +44,32 @@ from service.frontend.state import State
 from service.log import say_exception
 
 WINDOW = 64
+READ_AHEAD_BYTES = 64 << 20  # a full window of answers of 1 MB each
 
 
 class Entry:
     """One request of a stream, and the sink of its answer."""
 
-    __slots__ = ("error", "payload", "request", "stream", "ticket")
+    __slots__ = ("error", "payload", "request", "stream", "ticket", "unordered")
 
     def __init__(self, stream: Stream, request: bytes) -> None:
         self.stream = stream
         self.request = request
         self.ticket: Ticket | None = None
+        self.unordered = False
         self.payload: bytes | None = None  # the message to write; None: not answered yet
-        self.error: tuple[int, str] | None = None  # of a failed request: its code, and what the message says
+        self.error: tuple[int, str] | None = None  # when the message says that the request failed: how
 
     def set_result(self, answer: Answer) -> None:
         _, code, payload = answer
         self.ticket = None
         if code:
             self.fail(code, payload.decode())
+            return
+        try:
+            self.stream.check_share()
+        except Overloaded as error:
+            self.fail(*status_of(error))
         else:
             self._finish(payload)
 
@@ -60,17 +80,23 @@ class Entry:
     def _finish(self, payload: bytes) -> None:
         self.payload = payload
         self.request = b""
-        self.stream.entry_finished(self)
+        self.stream.entry_finished(self, payload)
 
 
 class Stream:
     """One call of ModelStreamInfer."""
 
-    def __init__(self, calls: Calls, state: State, context: Context) -> None:
+    def __init__(self, calls: Calls, admission: Admission, state: State, context: Context) -> None:
         self._calls = calls
+        self._admission = admission
         self._state = state
         self._context = context
-        self._entries: deque[Entry] = deque()
+        self._open: set[Entry] = set()
+        self._turns: deque[Entry] = deque()  # ordered entries whose answers may not be written yet
+        self._writable: deque[Entry] = deque()
+        self._held = 0  # bytes of finished answers that are not written
+        self._unfinished = 0
+        self._latest = 0  # bytes of the answer that was finished last
         self._half_closed = False
         self._reading_ended = False
         self._deadline_ns = deadline_ns(context)
@@ -87,15 +113,20 @@ class Stream:
             failed = await self._write()
         finally:
             self._reader.cancel()
-            for entry in self._entries:
-                if entry.ticket is not None:
-                    self._calls.cancel(entry.ticket)
+            self._drop_all()
         if failed is not None:
             set_status(self._context, *failed)
         elif self._state.draining and not self._half_closed:
             set_shutting_down(self._context)
         elif not self._half_closed:
             set_status(self._context, Code.INTERNAL, "the stream could not be read any further")
+
+    def _drop_all(self) -> None:
+        for entry in self._open:
+            if entry.ticket is not None:
+                self._calls.cancel(entry.ticket)
+        self._admission.drop(self._held)
+        self._held = 0
 
     def drain(self) -> None:
         """The server ends: no more requests are read, those that were are answered."""
@@ -112,41 +143,82 @@ class Stream:
         read = self._context.read
         while (message := await read()) is not grpc.aio.EOF:
             entry = Entry(self, message)
-            self._entries.append(entry)
+            self._open.add(entry)
+            self._unfinished += 1
             self._submit(entry)
-            while len(self._entries) >= WINDOW:
+            del message, entry  # while the next one is waited for, nobody needs them here
+            while self._is_full():
                 self._reader_waits = asyncio.get_running_loop().create_future()
                 await self._reader_waits
         self._half_closed = True
 
+    def _is_full(self) -> bool:
+        """Whether no request is to be read for now."""
+        if len(self._open) >= WINDOW:
+            return True
+        return bool(self._open) and self._held + self._unfinished * self._latest >= READ_AHEAD_BYTES
+
     def _submit(self, entry: Entry) -> None:
         try:
             self._state.check_started()
+            self._admission.check_answers()
             entry.ticket = self._calls.submit(entry.request, entry, self._deadline_ns, True)
+            self._take_turn(entry)
         except Exception as error:
             code, message = status_of(error)
             self._state.count_rejected_code(code)
+            self._take_turn(entry)
             entry.fail(code, message)
+
+    def _take_turn(self, entry: Entry) -> None:
+        self._turns.append(entry)
 
     async def _write(self) -> tuple[int, str] | None:
         """Writes answers until the stream is over; the error that ended it, if one did."""
-        entries, write = self._entries, self._context.write
+        write = self._context.write
         while True:
-            while not entries or (payload := entries[0].payload) is None:
-                if not entries and self._reading_ended:
+            while not self._writable:
+                if not self._open and self._reading_ended:
                     return None
                 self._writer_waits = asyncio.get_running_loop().create_future()
                 await self._writer_waits
-            if self._fail_fast and entries[0].error is not None:
-                return entries[0].error
+            entry = self._writable.popleft()
+            if self._fail_fast and entry.error is not None:
+                return entry.error
+            payload = entry.payload
+            assert payload is not None
             await write(payload)
-            entries.popleft()
-            _wake(self._reader_waits)
+            self._written(entry, len(payload))
+            del entry, payload
 
-    def entry_finished(self, entry: Entry) -> None:
-        """An entry has its answer; the writer cares when it is the oldest."""
-        if self._entries[0] is entry:
+    def _written(self, entry: Entry, size: int) -> None:
+        self._open.remove(entry)
+        self._held -= size
+        self._admission.drop(size)
+        _wake(self._reader_waits)
+
+    def check_share(self) -> None:
+        """Raises Overloaded when no further answer of this stream may lie here."""
+        if self._held >= self._admission.stream_share:
+            raise Overloaded(
+                f"{self._held} bytes of answers wait on this stream for a client that does not read them; a "
+                f"stream may have a quarter of --answer-mb, {self._admission.stream_share >> 20} MB"
+            )
+        self._admission.check_answers()
+
+    def entry_finished(self, entry: Entry, payload: bytes) -> None:
+        """An entry has its answer, which lies here from now on."""
+        self._unfinished -= 1
+        self._latest = len(payload)
+        self._held += len(payload)
+        self._admission.add(len(payload))
+        if entry.unordered:
+            self._writable.append(entry)
+        while self._turns and self._turns[0].payload is not None:
+            self._writable.append(self._turns.popleft())
+        if self._writable:
             _wake(self._writer_waits)
+        _wake(self._reader_waits)
 
 
 def wants_status(context: Context) -> bool:

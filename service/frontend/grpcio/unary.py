@@ -47,6 +47,7 @@ class Unary:
         try:
             state.check_started()
             ticket = self._calls.submit(request, answered, deadline_ns(context), False)
+            del request
         except Exception as error:
             return self._refuse(context, error)
         try:
