@@ -116,6 +116,14 @@ static inline void fq_request_reset(fq_request *r) {
     r->answer = (fq_extent){0, 0};
 }
 
+static inline void fq_former_releases(fq_former *f, fq_attached *lane) {
+    fq_release entry;
+    uint64_t freed = 0;
+    for (uint32_t i = 0; i < lane->end.lane.slot_count && fq_ring_pop(&lane->end.lane.release, &entry); i++)
+        if (entry.slot < lane->end.lane.slot_count) freed += fq_answer_drop(f, &lane->answers[entry.slot]);
+    if (freed && f->memory_waiters) pthread_cond_broadcast(&f->memory);
+}
+
 static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
     fq_slot copy;
     uint32_t number = 0;
@@ -125,6 +133,9 @@ static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
         if (taken == 0) break;
         /* A number that is out of range or still ours is a broken front end's: it gets nothing for it. */
         if (taken < 0 || lane->requests[number].state != FQ_IDLE) continue;
+        /* The release of the slot's last answer was pushed before this submission, and may not have been looked at yet.
+         * A request that ends on the spot would write its own answer over that one's. */
+        if (lane->answers[number].length) fq_former_releases(f, lane);
         fq_request *r = &lane->requests[number];
         fq_request_reset(r);
         memcpy(&r->slot.model, &copy.model, sizeof copy - offsetof(fq_slot, model));
@@ -134,14 +145,6 @@ static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
         if (r->state == FQ_WAITING && fq_lane_cancelled(&lane->end, number))
             fq_request_end_waiting(f, r, FQ_CANCELLED, "cancelled by the client");
     }
-}
-
-static inline void fq_former_releases(fq_former *f, fq_attached *lane) {
-    fq_release entry;
-    uint64_t freed = 0;
-    for (uint32_t i = 0; i < lane->end.lane.slot_count && fq_ring_pop(&lane->end.lane.release, &entry); i++)
-        if (entry.slot < lane->end.lane.slot_count) freed += fq_answer_drop(f, &lane->answers[entry.slot]);
-    if (freed && f->memory_waiters) pthread_cond_broadcast(&f->memory);
 }
 
 static inline void fq_former_cancels(fq_former *f, fq_attached *lane) {

@@ -15,7 +15,7 @@
  * RINGS NEVER FILL. A slot has at most one entry on the submission ring, and is not published again before its
  * FINAL completion; so `slots` entries suffice there, and on the completion ring. A slot is published again only
  * after its release was pushed, and the worker drains the release ring after it has taken a submission and before it
- * completes it: so no slot has two entries there either.
+ * completes it: so no slot has two entries there either, and the slot's last answer is given back before its next one.
  *
  * CANCEL. The front end sets the slot's word (X1), then the count of cancels (X3), then looks at the bell. The
  * worker compares the count with the one it last saw (X4) and, when it differs, reads the words of what it holds

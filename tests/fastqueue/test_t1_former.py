@@ -321,6 +321,24 @@ def test_a_full_output_arena_delays_and_a_release_lets_go_on() -> None:
     rig.assert_clean()
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "unknown model", "too large to join"])
+def test_a_request_that_ends_on_the_spot_does_not_take_the_slots_last_answer_with_it(ending: str) -> None:
+    rig = Rig(max_batch=8, slots=1, output_mb=1, arena_mb=8)
+    for _ in range(3):
+        slot = rig.submit()
+        rig.run_all()
+        assert rig.poll()[slot].status == 0  # released, and the worker has not looked yet
+        if ending == "too large to join":
+            rig.submit(40_000)
+        else:
+            rig.submit(model=77 if ending == "unknown model" else 1)
+        if ending == "cancelled":
+            rig.lane.cancel(slot)
+        rig.step()
+        assert rig.poll()[slot].status != 0
+    rig.assert_clean()
+
+
 def test_outputs_that_can_never_fit_name_the_setting() -> None:
     rig = Rig(max_batch=8, output_mb=1, arena_mb=8, output_row_bytes=[-1])
     rig.submit(width=4)
