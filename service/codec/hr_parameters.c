@@ -1,11 +1,12 @@
 #include "hr_parameters.h"
 
 /* The request's own parameters that this server knows. The last entry of each is kept. */
-enum known { TIMEOUT, PRIORITY, EMPTY_FINAL, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END, KNOWN };
+enum known { TIMEOUT, PRIORITY, EMPTY_FINAL, UNORDERED, SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END, KNOWN };
 
 static const char *const NAMES[KNOWN] = {
     [TIMEOUT] = "timeout",         [PRIORITY] = "priority",
     [EMPTY_FINAL] = "triton_enable_empty_final_response",
+    [UNORDERED] = "headrace_unordered",
     [SEQUENCE_ID] = "sequence_id", [SEQUENCE_START] = "sequence_start",
     [SEQUENCE_END] = "sequence_end"};
 
@@ -90,6 +91,7 @@ static int check_request(const hr_request *request, hr_bound *out, hr_error *err
     }
     if (check_timeout(&known[TIMEOUT], out, err) < 0 || check_priority(&known[PRIORITY], out, err) < 0) return -1;
     if (check_flag(&known[EMPTY_FINAL], &out->empty_final, err) < 0) return -1;
+    if (check_flag(&known[UNORDERED], &out->unordered, err) < 0) return -1;
     return check_sequence(known, err);
 }
 
@@ -111,6 +113,7 @@ int hr_check_parameters(const hr_request *request, hr_bound *out, hr_error *err)
     out->timeout_us = 0;
     out->priority = 0;
     out->empty_final = false;
+    out->unordered = false;
     if (request->parameters > 0 && check_request(request, out, err) < 0) return -1;
     for (uint64_t i = 0; i < request->input_count && i < HR_MAX_TENSORS; i++) {
         const hr_input *input = &request->inputs[i];

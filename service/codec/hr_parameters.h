@@ -3,6 +3,7 @@
  *   request  timeout       int64_param, microseconds, 0: none
  *            priority      int64_param or uint64_param, 0: the model's default, 1: the highest
  *            triton_enable_empty_final_response   bool_param
+ *            headrace_unordered   bool_param
  *            sequence_id   0 or "": no sequence; another one, and sequence_start or sequence_end: not built
  *            triton_*      any other one: refused, as Triton does
  *            any other key bool_param, int64_param, string_param or double_param
@@ -20,7 +21,7 @@
 
 #include "hr_validate.h"
 
-/* 0, or -1 with *err. Fills in timeout_us, priority and empty_final. */
+/* 0, or -1 with *err. Fills in timeout_us, priority, empty_final and unordered. */
 int hr_check_parameters(const hr_request *request, hr_bound *out, hr_error *err);
 
 #endif

@@ -32,6 +32,7 @@ typedef struct hr_bound {
     uint32_t priority;  /* 0: the model's default */
     int64_t timeout_us; /* 0: none */
     bool empty_final;   /* triton_enable_empty_final_response */
+    bool unordered;     /* headrace_unordered: on a stream, the answer need not wait for its turn */
     hr_bound_input inputs[HR_MAX_TENSORS]; /* in the model's order */
     uint8_t outputs[HR_MAX_TENSORS];       /* the model's indexes, in the order of the answer */
 } hr_bound;

@@ -38,6 +38,8 @@ cdef extern from "dispatch.h" nogil:
     void hr_dispatch_set_table(hr_dispatch *d, hr_table *table) noexcept
     int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                            hr_error *err) noexcept
+    void hr_dispatch_refuse_oversize(hr_dispatch *d) noexcept
+    bint hr_dispatch_unordered(const hr_dispatch *d) noexcept
     void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle) noexcept
     int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) noexcept
     void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer) noexcept
@@ -104,12 +106,14 @@ cdef class Dispatcher:
     cdef hr_answer answer
     cdef unsigned generation
 
-    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane):
+    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane, bint split=True):
         cdef hr_error err
         self.generation = _c.fq_generation
         self.d = hr_dispatch_new(<uint32_t>min((arena_bytes + (1 << 20) - 1) >> 20, 0xffffffff), slots_per_lane, &err)
         if self.d == NULL:
             raise ValueError(text_of(&err)) if err.code == 3 else OSError(text_of(&err))
+        if not split:
+            hr_dispatch_refuse_oversize(self.d)
 
     def __dealloc__(self):
         if self.generation == _c.fq_generation:
@@ -197,6 +201,12 @@ cdef class Dispatcher:
         if failed:
             raise RequestError(err.code, text_of(&err), err.transient)
         return handle
+
+    @property
+    def unordered(self) -> bool:
+        """Whether the request that was accepted last asked for its answer out of turn (`headrace_unordered`)."""
+        self.alive()
+        return hr_dispatch_unordered(self.d)
 
     def cancel(self, uint64_t handle) -> None:
         """The client no longer waits: its token is not told any more. Late and repeated cancels do nothing."""

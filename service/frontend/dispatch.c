@@ -154,12 +154,19 @@ static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *ca
     return publish(d, lane, p, err);
 }
 
+static int check_size(const hr_dispatch *d, const hr_spec *spec, hr_error *err) {
+    if (!d->refuse_oversize || spec->max_batch_size == 0 || d->bound.rows <= spec->max_batch_size) return 0;
+    return hr_fail(err, HR_INVALID_ARGUMENT, "inference request batch-size must be <= %u for '%.*s', got %u",
+                   spec->max_batch_size, HR_NAME(spec->name), d->bound.rows);
+}
+
 int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                        hr_error *err) {
     if (hr_scan(message, length, &d->request, err) < 0) return -1;
     hr_spec *spec = hr_table_find(d->table, d->request.model_name, d->request.model_version, err);
     hr_lane *lane = spec ? find_lane(d, spec, err) : NULL;
     if (lane == NULL || hr_validate(spec, &d->request, &d->bound, err) < 0) return -1;
+    if (check_size(d, spec, err) < 0) return -1;
     int64_t deadline_ns = budget_of(call, &d->bound);
     if (deadline_ns <= call->arrival_ns)
         return hr_fail(err, HR_DEADLINE_EXCEEDED,
@@ -168,6 +175,9 @@ int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, co
                        HR_NAME(spec->name));
     return claim(d, lane, spec, call, deadline_ns, handle, err);
 }
+
+bool hr_dispatch_unordered(const hr_dispatch *d) { return d->bound.unordered; }
+void hr_dispatch_refuse_oversize(hr_dispatch *d) { d->refuse_oversize = true; }
 
 /* ---- ANSWERED, by whomever ---- */
 

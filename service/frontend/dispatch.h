@@ -72,6 +72,9 @@ uint32_t hr_dispatch_slots(const hr_dispatch *d);
 /* Takes the table over; `worker` of each spec is a lane's number. Requests in flight keep the spec they came with. */
 void hr_dispatch_set_table(hr_dispatch *d, hr_table *table);
 
+/* From now on a request of more rows than its model's maximum batch is refused, in Triton's words, and not split. */
+void hr_dispatch_refuse_oversize(hr_dispatch *d);
+
 /* ---- requests ---- */
 
 typedef struct hr_call {
@@ -87,6 +90,9 @@ typedef struct hr_call {
 /* 0, or -1 with what the client is to be told in *err. */
 int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                        hr_error *err);
+
+/* Of the request that was accepted last: whether it asked, by headrace_unordered, for its answer out of turn. */
+bool hr_dispatch_unordered(const hr_dispatch *d);
 
 /* The client no longer waits: nothing more is told of this request. */
 void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle);

@@ -81,6 +81,11 @@ class Calls:
         self._set_timer()
         return token, handle
 
+    @property
+    def unordered(self) -> bool:
+        """Whether the request that was submitted last asked for its answer out of turn."""
+        return self._dispatcher.unordered
+
     def cancel(self, ticket: Ticket) -> None:
         """The client no longer waits. Harmless when the answer was first."""
         if self._sinks.pop(ticket[0], None) is not None:

@@ -5,7 +5,8 @@
 
 An entry is open from the time its request is read until its answer is written. An ordered entry's answer
 may be written when those of all ordered entries before it may; an unordered one's (its request has the
-parameter `headrace_unordered` = true) as soon as it is there. What may be written is written in the order in
+parameter `headrace_unordered` = true) as soon as it is there
+(a request that is refused unread has its turn). What may be written is written in the order in
 which that came about. So ordered answers keep their order among themselves, whatever is between them.
 
 What is open is bounded, whether its answers wait for a worker, for their turn or for a client that reads:
@@ -163,15 +164,15 @@ class Stream:
             self._state.check_started()
             self._admission.check_answers()
             entry.ticket = self._calls.submit(entry.request, entry, self._deadline_ns, True)
-            self._take_turn(entry)
         except Exception as error:
             code, message = status_of(error)
             self._state.count_rejected_code(code)
-            self._take_turn(entry)
+            self._turns.append(entry)
             entry.fail(code, message)
-
-    def _take_turn(self, entry: Entry) -> None:
-        self._turns.append(entry)
+            return
+        entry.unordered = self._calls.unordered
+        if not entry.unordered:
+            self._turns.append(entry)
 
     async def _write(self) -> tuple[int, str] | None:
         """Writes answers until the stream is over; the error that ended it, if one did."""
