@@ -33,17 +33,17 @@ class ServeConfig:
     """Everything a service is started with.
 
     Attributes:
-        model_paths: model files; a model is named by its file's stem and has version 1. host: the address
-        both ports are bound to. grpc_port, metrics_port: 0 lets the system choose; the ready line says
-        which. max_batch_size: rows of a batch at most, for models that can batch; None derives it, 0 turns
-        batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch slot
-        is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
+        model_paths: model files, named by their stem, version 1, and model repositories (folders). host: the
+        address both ports are bound to. grpc_port, metrics_port: 0 lets the system choose; the ready line
+        says which. max_batch_size: rows of a batch at most, for models that can batch; None derives it, 0
+        turns batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch
+        slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
         server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
         output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
         requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
-        in progress at once. answer_mb: answers that clients have not read yet, in MiB. frontend: which front end listens
-        (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready, then is
-        closed.
+        in progress at once. answer_mb: answers that clients have not read yet, in MiB. frontend: which front
+        end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready,
+        then is closed.
     """
 
     model_paths: tuple[str, ...]
@@ -64,7 +64,7 @@ class ServeConfig:
     ready_fd: int | None = None
 
     def model_names(self) -> list[str]:
-        """The name of each model, in the order of `model_paths`."""
+        """The name of each model file, in the order of `model_paths`."""
         return [PurePath(path).stem for path in self.model_paths]
 
     def check(self) -> None:
@@ -107,11 +107,12 @@ class ServeConfig:
 
     def _model_faults(self) -> list[str]:
         if not self.model_paths:
-            return ["no model was given; name a model file, such as model.onnx"]
+            return ["no model was given; name a model file, such as model.onnx, or a model repository"]
         faults = [fault for path in self.model_paths if (fault := _path_fault(path))]
-        names = self.model_names()
+        files = [path for path in self.model_paths if not os.path.isdir(path)]  # a folder's show when read
+        names = [PurePath(path).stem for path in files]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            paths = [path for path in self.model_paths if PurePath(path).stem == name]
+            paths = [path for path in files if PurePath(path).stem == name]
             faults.append(f"{' and '.join(paths)} would both be called '{name}'; rename one of the files")
         return faults
 
@@ -139,15 +140,13 @@ class ServeConfig:
 
 
 def _path_fault(path: str) -> str:
-    """One sentence on why `path` cannot be a model file; empty when it can."""
+    """One sentence on why `path` can be neither a model file nor a repository; empty when it can."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         return f"cannot read model '{path}': {getattr(error, 'strerror', None) or error}"
-    if stat.S_ISDIR(mode):
-        return f"'{path}' is a directory; give a model file, such as {os.path.join(path, 'model.onnx')}"
-    if not stat.S_ISREG(mode):
-        return f"'{path}' is not a regular file"
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        return f"'{path}' is neither a regular file nor a directory"
     if not os.access(path, os.R_OK):
         return f"cannot read model '{path}': Permission denied"
     return ""

@@ -60,6 +60,9 @@ EXIT_GRACE_S = 2.0  # how long a child may take to exit once its control socket 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 10.0
 BACKOFF_FORGET_S = 30.0
+# A signal that follows sooner is the same one, delivered twice: `timeout` and other wrappers send theirs to the process
+# and to its group.
+SAME_SIGNAL_S = 0.5
 DRAIN_GRACE_S = 5.0  # what a front end may take beyond the drain time-out to say so
 
 Event = Callable[[], Awaitable[None]]
@@ -126,6 +129,7 @@ class Supervisor:
         self._exit_code: int | None = None
         self._was_ready = False
         self._draining = False
+        self._draining_since_s = 0.0
 
     async def run(self) -> int:
         """Starts the children and handles events until there is an exit code; leaves no child behind."""
@@ -279,11 +283,13 @@ class Supervisor:
         name = signal.Signals(signum).name
         frontend = self._roles[FRONTEND].child
         if self._draining:
-            self._finish(128 + signum, f"second signal ({name}): ending at once")
+            if self._clock() - self._draining_since_s > SAME_SIGNAL_S:
+                self._finish(128 + signum, f"second signal ({name}): ending at once")
         elif not self._was_ready or frontend is None:
             self._finish(EXIT_OK)
         else:
             self._draining = True
+            self._draining_since_s = self._clock()
             say(f"{name}: finishing accepted requests, for at most {self._config.drain_timeout_s:g} s")
             await frontend.channel.send("drain")
             limit_s = self._config.drain_timeout_s + DRAIN_GRACE_S
@@ -295,14 +301,20 @@ class Supervisor:
     def _finish(self, exit_code: int, text: str = "") -> None:
         if self._exit_code is None:
             self._exit_code = exit_code
-            if text:
-                say(text)
+            for line in text.splitlines():
+                say(line)
 
 
 def ready_line(config: ServeConfig, models: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> str:
     """The one line a person waits for. `models` are {name, version, max_batch_size}."""
     host = f"[{config.host}]" if ":" in config.host else config.host
-    named = ", ".join(f"{m['name']} (max_batch_size {m['max_batch_size']})" for m in models)
+    names = [m["name"] for m in models]
+    several = {name for name in names if names.count(name) > 1}
+    named = ", ".join(
+        f"{m['name']}{' version ' + m['version'] if m['name'] in several else ''} "
+        f"(max_batch_size {m['max_batch_size']})"
+        for m in models
+    )
     return (
         f"headrace ready: grpc {host}:{config.grpc_port}, "
         f"metrics http://{host}:{config.metrics_port}/metrics, models {named}, "

@@ -14,6 +14,7 @@ EPILOG = examples(
     "headrace serve model.onnx                       # gRPC on 127.0.0.1:8001, metrics on 8002",
     "headrace serve model.onnx --max-batch-size 8    # never more than 8 rows at once",
     "headrace serve a.onnx b.onnx --host 0.0.0.0     # two models, for other machines too",
+    "headrace serve models/                          # a repository: models/NAME/VERSION/model.onnx",
     "headrace serve model.onnx --grpc-port 0 --ready-fd 3 3>ready.json    # a free port: see ready.json",
     "kill -TERM PID                                  # finishes what was accepted, then ends",
 )
@@ -24,7 +25,11 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     model: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL.onnx", help="Model files, each named by its stem, version 1."),
+        typer.Argument(
+            metavar="MODEL.onnx|REPOSITORY",
+            help="Model files, each named by its stem, version 1; or model repositories, folders of "
+            "NAME/config.pbtxt (may be left out) and NAME/VERSION/model.onnx.",
+        ),
     ],
     grpc_port: Annotated[int, typer.Option(help="Port of the gRPC service; 0 takes a free one.")] = 8001,
     metrics_port: Annotated[
@@ -37,7 +42,8 @@ def serve(
         int | None,
         typer.Option(
             metavar="N",
-            help="Rows of a batch at most; 0 turns batching off. Left out: 32 where the model can batch.",
+            help="Rows of a batch at most; 0 turns batching off. Left out: 32 where the model can batch. "
+            "This and the next two: for models whose config.pbtxt says nothing else.",
             show_default=False,
         ),
     ] = None,

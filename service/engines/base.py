@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from service.models.spec import ModelSpec
+from service.models.wanted import Wanted
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -60,21 +61,14 @@ class Engine(Protocol):
 
 
 def open_engine(
-    path: str, *, name: str, max_batch_size: int | None = None, max_batch_wait_us: int = 0, instances: int = 1
+    path: str, *, name: str, version: str = "1", wanted: Wanted | None = None, backend: str = ""
 ) -> Engine:
-    """Loads the model file at `path` with the engine for its kind. It has version 1.
+    """Loads the model at `path` with the engine `backend`, or with the one for its kind of file.
 
-    `max_batch_size`: None derives it from the model, 0 turns batching off. `instances`: at least 1. Raises
-    ModelLoadError.
+    `wanted`: what the user says of it; a model that is something else is refused. Raises ModelLoadError.
     """
-    if path.lower().endswith(".onnx"):
+    if backend == "onnxruntime" or (not backend and path.lower().endswith(".onnx")):
         from service.engines.onnxruntime import open_onnx
 
-        return open_onnx(
-            path,
-            name=name,
-            max_batch_size=max_batch_size,
-            max_batch_wait_us=max_batch_wait_us,
-            instances=instances,
-        )
+        return open_onnx(path, name=name, version=version, wanted=wanted or Wanted())
     raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; expected *.onnx")

@@ -18,6 +18,10 @@ size is known before the run and a run at load has shown that the sizes are true
 are used (ONNX Runtime ignores the address of an output that is an input of the graph too). Otherwise ONNX
 Runtime allocates them, and they are copied once.
 
+Sizes. A model that runs only at some batch sizes (`ModelSpec.batch_sizes`) gets rows of zeros behind the
+batch's own, in the instance's buffer, up to the next size; ONNX Runtime then allocates the outputs, of which
+the batch's rows alone are copied out. Nobody outside the instance sees those rows.
+
 CPU per batch outside of the model is a handful of calls, whatever the batch's size; nothing here is per row.
 
 What is refused at load by name: BYTES and BF16 tensors, sequences, maps, optional and sparse tensors.
@@ -38,6 +42,7 @@ from service.engines.base import EngineError, ModelLoadError
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
 from service.models.spec import MAX_RANK, ModelSpec, TensorSpec, numpy_dtype
+from service.models.wanted import Wanted, asked_size, disagreements, narrowed
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -69,13 +74,12 @@ _FATAL = 4  # log severity: errors are raised, so that logging them would say ev
 # ---- loading ----
 
 
-def open_onnx(
-    path: str, *, name: str, max_batch_size: int | None, max_batch_wait_us: int, instances: int
-) -> OnnxEngine:
+def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngine:
     """Loads an ONNX file; parameters and errors as `service.engines.base.open_engine`."""
     where = f"model '{name}' ({path})"
-    session = _open_session(path, where, max(1, available_cores() - instances + 1))
+    session = _open_session(path, where, max(1, available_cores() - wanted.instances + 1))
     inputs, outputs = _declarations(session, where)
+    inputs = narrowed(inputs, wanted)
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
         feed = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
@@ -84,21 +88,23 @@ def open_onnx(
         except Exception as error:
             raise RunFailed(clean(error)) from error
 
-    found = derive(inputs, outputs, run, max_batch_size)
+    found = derive(inputs, outputs, run, asked_size(wanted, inputs), wanted.batch_sizes)
     spec = ModelSpec(
         name=name,
-        version="1",
+        version=version,
         platform=PLATFORM,
         backend=BACKEND,
         max_batch_size=found.max_batch_size,
         inputs=found.inputs,
         outputs=found.outputs,
-        max_batch_wait_us=max_batch_wait_us,
-        instances=instances,
+        max_batch_wait_us=wanted.max_batch_wait_us,
+        instances=wanted.instances,
         why_unbatched=found.why_unbatched,
-        warnings=found.warnings,
+        warnings=wanted.warnings + found.warnings,
+        batch_sizes=found.batch_sizes,
+        config_json=wanted.config_json,
     )
-    if faults := spec.faults():
+    if faults := spec.faults() + disagreements(wanted, spec):
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
     ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in spec.outputs)
     if ahead:
@@ -211,18 +217,28 @@ class OnnxInstance:
         self._session = session
         self._binding = session.io_binding()
         self._batches = spec.batches
-        self._inputs = [_Input(i, tensor, spec.max_batch_size or 1) for i, tensor in enumerate(spec.inputs)]
+        self._sizes = spec.batch_sizes
+        most = max(spec.max_batch_size, *spec.batch_sizes, 1)
+        self._inputs = [_Input(i, tensor, most) for i, tensor in enumerate(spec.inputs)]
         self._outputs = [(tensor, numpy_dtype(tensor.datatype).type) for tensor in spec.outputs]
         self._row_bytes = [tensor.row_bytes for tensor in spec.outputs]
-        self._execute = self._run_in_place if ahead else self._run_and_copy
+        self._ahead = ahead
 
     def execute(self, batch: Batch) -> None:
         """Runs a batch and completes it. Raises EngineError when the model failed; the batch is then open."""
         binding = self._binding
+        size = self._size_for(batch.rows)
         for port in self._inputs:
-            port.bind(binding, batch)
+            port.bind(binding, batch, size - batch.rows)
         batch.mark_input_done()
-        self._execute(batch)
+        if self._ahead and size == batch.rows:
+            self._run_in_place(batch)
+        else:
+            self._run_and_copy(batch, size)
+
+    def _size_for(self, rows: int) -> int:
+        """How many rows the model runs for a batch of `rows`."""
+        return next((size for size in self._sizes if size >= rows), rows)
 
     def _run_in_place(self, batch: Batch) -> None:
         rows = (batch.rows,) if self._batches else ()
@@ -237,20 +253,21 @@ class OnnxInstance:
         batch.mark_compute_done()
         batch.complete(shapes)
 
-    def _run_and_copy(self, batch: Batch) -> None:
+    def _run_and_copy(self, batch: Batch, size: int) -> None:
         try:
             self._release_outputs()  # an output still bound would be written again, at its old size
             self._run()
             batch.mark_compute_done()
-            self._copy_out(batch, self._binding.get_outputs())
+            self._copy_out(batch, size, self._binding.get_outputs())
         finally:
             self._release_outputs()
 
-    def _copy_out(self, batch: Batch, values: Sequence[Any]) -> None:
+    def _copy_out(self, batch: Batch, size: int, values: Sequence[Any]) -> None:
         shapes: list[Shape] = [tuple(value.shape()) for value in values]
         self._check_ranks(shapes)
         if self._batches:
-            self._check_rows(shapes, batch.rows)
+            self._check_rows(shapes, size)
+            shapes = [(batch.rows, *shape[1:]) for shape in shapes]
         sizes = [
             prod(shape[self._batches :]) * tensor.element_bytes
             for shape, (tensor, _) in zip(shapes, self._outputs, strict=True)
@@ -298,20 +315,32 @@ class _Input:
         self._index = index
         self._name = tensor.name
         self._dtype = numpy_dtype(tensor.datatype).type
+        self._element_bytes = tensor.element_bytes
         self._bound: tuple[int, Shape | None] = (0, None)
         self._grow(min(max(1, tensor.row_bytes * max_rows), _EAGER_BYTES))
 
-    def bind(self, binding: Any, batch: Batch) -> None:
+    def bind(self, binding: Any, batch: Batch, padding: int) -> None:
+        """Binds the batch's rows and, behind them, `padding` rows of zeros."""
         shape = batch.input_shape(self._index)
-        address = batch.input_pointer(self._index)
-        if address == 0:
+        address = 0 if padding else batch.input_pointer(self._index)
+        if padding and shape is not None:
+            row = prod(shape[1:]) * self._element_bytes
+            shape = (shape[0] + padding, *shape[1:])
+            address = self._gather_padded(batch, padding * row)
+        elif address == 0:
             address = self._gather(batch)
         if (address, shape) != self._bound:
             binding.bind_input(self._name, "cpu", 0, self._dtype, shape, address)
             self._bound = (address, shape)
 
-    def _gather(self, batch: Batch) -> int:
-        needed = batch.input_bytes(self._index)
+    def _gather_padded(self, batch: Batch, zeros: int) -> int:
+        address = self._gather(batch, zeros)
+        ctypes.memset(address + batch.input_bytes(self._index), 0, zeros)
+        return address
+
+    def _gather(self, batch: Batch, room: int = 0) -> int:
+        """Copies the batch's rows into the buffer, with `room` bytes behind them."""
+        needed = batch.input_bytes(self._index) + room
         if needed > self._capacity:
             self._grow(1 << (needed - 1).bit_length())
         batch.gather(self._index, self._address, self._capacity)

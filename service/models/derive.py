@@ -14,6 +14,10 @@ on a claim alone. What the user asks for (`asked`) prevails over doubt, with a w
 Symbols are claims as well, but one kind of claim is believed at once: where a symbol of somebody's axis 0 is
 another axis of some tensor, the batch axis is not axis 0 everywhere.
 
+A batch axis that is fixed in the file (the same size everywhere, above 1) is the one size that the engine
+runs: smaller batches are padded up to it, and the probe compares rows at that size too. The user may name
+such sizes for other models as well (`batch_sizes`).
+
 Declared output shapes are sometimes wrong (ONNX Runtime only warns). Where a run contradicts them the dims
 become dynamic and a warning says so; an engine may write outputs ahead of the run only where
 `shapes_confirmed`.
@@ -22,7 +26,7 @@ become dynamic and a warning says so; an engine may write outputs ahead of the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.models.probe import (
     Array,
@@ -34,7 +38,9 @@ from service.models.probe import (
     axis_symbols,
     is_dynamic,
     observe,
+    padded,
     probe_rows,
+    run_at_sizes,
 )
 from service.models.spec import DYNAMIC, TensorSpec
 
@@ -47,7 +53,8 @@ class Derived:
 
     Attributes:
         shapes_confirmed: a run has shown that the outputs have the shapes that `outputs` says. sample: inputs
-        the model runs on, in model order; empty where none was found.
+        the model runs on, in model order; empty where none was found. batch_sizes: the sizes it runs at;
+        empty: every size.
     """
 
     max_batch_size: int
@@ -57,11 +64,69 @@ class Derived:
     warnings: tuple[str, ...]
     shapes_confirmed: bool
     sample: tuple[Array, ...]
+    batch_sizes: tuple[int, ...] = ()
 
 
-def derive(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run, asked: int | None) -> Derived:
-    """Decides how a model is served. `asked`: the user's max_batch_size, None where the user said nothing."""
-    max_batch_size, why, warnings, probe = _decide(inputs, outputs, run, asked)
+def derive(
+    inputs: Sequence[Declared],
+    outputs: Sequence[Declared],
+    run: Run,
+    asked: int | None,
+    batch_sizes: tuple[int, ...] = (),
+) -> Derived:
+    """Decides how a model is served.
+
+    `asked`: the user's max_batch_size, None where the user said nothing. `batch_sizes`: the only sizes that
+    may be run, ascending; empty: what the file says, which is any size unless its batch axis is fixed.
+    """
+    fixed = fixed_size(inputs, outputs, asked)
+    if fixed and batch_sizes not in ((), (fixed,)):
+        found = _derive(inputs, outputs, run, 0, ())
+        return replace(found, why_unbatched=f"its batch axis is fixed at {fixed}")
+    sizes = _up_to(asked, batch_sizes or ((fixed,) if fixed else ()))
+    if asked == 0 or not sizes:
+        return _derive(inputs, outputs, run, asked, ())
+    most = min(asked or sizes[-1], sizes[-1])
+    opened = _opened(inputs, fixed), _opened(outputs, fixed)
+    found = _derive(*opened, run_at_sizes(run, sizes), most if asked or batch_sizes else None, sizes)
+    if found.max_batch_size:
+        return replace(found, sample=tuple(padded(found.sample, sizes[0])) if found.sample else ())
+    return replace(_derive(inputs, outputs, run, 0, ()), why_unbatched=found.why_unbatched)
+
+
+def fixed_size(inputs: Sequence[Declared], outputs: Sequence[Declared], asked: int | None) -> int:
+    """The size of axis 0 where the file fixes it for every input, and for no output at another; else 0.
+
+    A size of 1 counts only for who asks for it: nothing can be batched there.
+    """
+    first = {tensor.shape[0] if tensor.shape else None for tensor in inputs}
+    of_outputs = {tensor.shape[0] for tensor in outputs if tensor.shape and not is_dynamic(tensor.shape[0])}
+    size = first.pop() if len(first) == 1 else None
+    if not isinstance(size, int) or of_outputs - {size}:
+        return 0
+    return size if size > 1 or asked == size == 1 else 0
+
+
+def _up_to(asked: int | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes that batches of at most `asked` rows need."""
+    return tuple(
+        size for number, size in enumerate(sizes) if not (asked and number and sizes[number - 1] >= asked)
+    )
+
+
+def _opened(tensors: Sequence[Declared], fixed: int) -> list[Declared]:
+    """The tensors with their batch axis open where it is fixed."""
+    return [t._replace(shape=(None, *t.shape[1:])) if t.shape[:1] == (fixed,) else t for t in tensors]
+
+
+def _derive(
+    inputs: Sequence[Declared],
+    outputs: Sequence[Declared],
+    run: Run,
+    asked: int | None,
+    sizes: tuple[int, ...],
+) -> Derived:
+    max_batch_size, why, warnings, probe = _decide(inputs, outputs, run, asked, sizes)
     axes = 1 if max_batch_size else 0
     specs, contradictions = _output_specs(outputs, probe.shapes, axes)
     return Derived(
@@ -72,22 +137,33 @@ def derive(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run, as
         (*warnings, *contradictions),
         bool(probe.shapes) and not contradictions,
         probe.sample,
+        sizes if max_batch_size else (),
     )
 
 
 def _decide(
-    inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run, asked: int | None
+    inputs: Sequence[Declared],
+    outputs: Sequence[Declared],
+    run: Run,
+    asked: int | None,
+    sizes: tuple[int, ...],
 ) -> tuple[int, str, tuple[str, ...], Probe]:
     fault = "batching is turned off (max_batch_size 0)" if asked == 0 else axis_fault(inputs, outputs)
     if fault:
         return 0, fault, (), observe(inputs, run)
-    probe = probe_rows(inputs, outputs, run)
+    most = sizes[-1] if sizes else DEFAULT_MAX_BATCH_SIZE
+    probe = probe_rows(inputs, outputs, run, most)
     if probe.finding == Finding.INDEPENDENT:
-        return asked or DEFAULT_MAX_BATCH_SIZE, "", (), probe
+        return asked or most, "", (), probe
     if probe.finding == Finding.DEPENDENT:
         return 0, probe.why, (), probe
     if asked:
-        return asked, "", (f"batched because --max-batch-size says so, although {probe.why}",), probe
+        return (
+            asked,
+            "",
+            (f"batched because max_batch_size {asked} was asked for, although {probe.why}",),
+            probe,
+        )
     unless = "that is no harm" if probe.finding == Finding.CLOSE else "its rows are independent"
     return 0, f"{probe.why}; if {unless}, --max-batch-size N batches it", (), probe
 

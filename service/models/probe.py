@@ -61,6 +61,28 @@ class RunFailed(Exception):
     """The model does not run on these inputs."""
 
 
+def padded(arrays: Sequence[Array], rows: int) -> list[Array]:
+    """`arrays` with their last row again behind their own, up to `rows` on axis 0.
+
+    Zeros would tell less: a row beside its like and the same row beside others differ the most.
+    """
+    return [np.concatenate([array, np.repeat(array[-1:], rows - array.shape[0], axis=0)]) for array in arrays]
+
+
+def run_at_sizes(run: Run, sizes: Sequence[int]) -> Run:
+    """`run` for a model that takes only these batch sizes (ascending): pads the rows up to the next one, and
+    cuts the outputs back to the rows. An output that has not the padded size is returned as it came.
+    """
+
+    def run_padded(arrays: Sequence[Array]) -> Sequence[Array]:
+        rows = arrays[0].shape[0]
+        size = next(size for size in sizes if size >= rows)
+        outputs = run(padded(arrays, size))
+        return [array[:rows] if array.shape[:1] == (size,) else array for array in outputs]
+
+    return run_padded
+
+
 class Declared(NamedTuple):
     """An input or output as the file declares it. A dimension is a size, a symbol, or None (dynamic).
 
@@ -177,8 +199,11 @@ def observe(inputs: Sequence[Declared], run: Run) -> Probe:
     return Probe(Finding.UNKNOWN, f"no test input could be run ({error})")
 
 
-def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run) -> Probe:
-    """Finds out whether rows along axis 0, dynamic in every input, are independent."""
+def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run, most: int = ROWS) -> Probe:
+    """Finds out whether rows along axis 0, dynamic in every input, are independent.
+
+    `most`: rows of the largest batch that the model takes.
+    """
     failure: RunFailed | None = None
     unclear: Probe | None = None
     unclear_size = 0
@@ -191,7 +216,7 @@ def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run
         except RunFailed as error:
             failure = failure or error
             continue
-        probe = _judge(outputs, rows, alone, run)
+        probe = _judge(outputs, rows, alone, run, most)
         if probe.finding != Finding.UNKNOWN:
             return probe
         unclear, unclear_size = unclear or probe, trial.size
@@ -199,20 +224,28 @@ def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run
 
 
 def _judge(
-    outputs: Sequence[Declared], rows: Sequence[tuple[Array, ...]], alone: Sequence[Sequence[Array]], run: Run
+    outputs: Sequence[Declared],
+    rows: Sequence[tuple[Array, ...]],
+    alone: Sequence[Sequence[Array]],
+    run: Run,
+    most: int,
 ) -> Probe:
     shapes = tuple(tuple(array.shape for array in result) for result in alone)
-    finding, why = _compare_all(outputs, rows, alone, run)
+    finding, why = _compare_all(outputs, rows, alone, run, most)
     return Probe(finding, why, rows[0], shapes)
 
 
 def _compare_all(
-    outputs: Sequence[Declared], rows: Sequence[tuple[Array, ...]], alone: Sequence[Sequence[Array]], run: Run
+    outputs: Sequence[Declared],
+    rows: Sequence[tuple[Array, ...]],
+    alone: Sequence[Sequence[Array]],
+    run: Run,
+    most: int,
 ) -> tuple[Finding, str]:
     worst = (Finding.INDEPENDENT, "")
     for result in alone:
         worst = max(worst, _compare_shapes(outputs, [result], result), key=_badness)
-    for count in range(2, ROWS + 1):
+    for count in range(2, min(ROWS, most) + 1):
         try:
             batch = run(_joined(rows[:count]))
         except RunFailed as error:

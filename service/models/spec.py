@@ -17,7 +17,7 @@ sizes of arrays; `ModelSpec.faults` says which a model exceeds, and its load is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,7 @@ MAX_INPUTS = 64
 MAX_OUTPUTS = 64
 MAX_RANK = 8  # with the batch axis
 DYNAMIC = -1
+ALLOWED_BATCH_SIZES = "allowed_batch_sizes"  # the name of the parameter in ModelConfig
 
 
 class Datatype(NamedTuple):
@@ -138,7 +139,9 @@ class ModelSpec:
         version: a number above 0, as text. max_batch_size: rows of a batch at most; 0: the model does not
         batch. max_batch_wait_us: how long the oldest request may wait for company once a launch slot is free.
         instances: execution slots. why_unbatched: one clause, for the log, where max_batch_size is 0.
-        warnings: sentences for the log on what the user should know about this model.
+        warnings: sentences for the log on what the user should know about this model. batch_sizes: the sizes
+        that the engine runs, ascending, to which it pads smaller batches; empty: every size. config_json: the
+        user's ModelConfig, as JSON with the names of the proto; empty where there is none.
     """
 
     name: str
@@ -152,6 +155,8 @@ class ModelSpec:
     instances: int = 1
     why_unbatched: str = ""
     warnings: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    config_json: str = ""
 
     @property
     def batches(self) -> bool:
@@ -182,6 +187,7 @@ class ModelSpec:
         values["inputs"] = _tensors_from(values["inputs"])
         values["outputs"] = _tensors_from(values["outputs"])
         values["warnings"] = tuple(values.get("warnings", ()))
+        values["batch_sizes"] = tuple(values.get("batch_sizes", ()))
         return cls(**values)
 
 
@@ -232,20 +238,35 @@ def _tensor_metadata(tensor: TensorSpec, batches: bool) -> dict[str, Any]:
 
 
 def config(spec: ModelSpec) -> dict[str, Any]:
-    """The fields of ModelConfig; enum values by name, so that json_format.ParseDict takes it as it is."""
-    fields_of: dict[str, Any] = {
+    """The fields of ModelConfig; enum values by name, so that json_format.ParseDict takes it as it is.
+
+    What the user's config says stands as it was said; what it left out is what was derived.
+    """
+    fields_of: dict[str, Any] = json.loads(spec.config_json or "{}")
+    fields_of |= {
         "name": spec.name,
         "platform": spec.platform,
         "backend": spec.backend,
-        "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": spec.max_batch_size,
-        "input": [_tensor_config(tensor) for tensor in spec.inputs],
-        "output": [_tensor_config(tensor) for tensor in spec.outputs],
-        "instance_group": [{"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": spec.instances}],
+        "input": _tensors_config(fields_of.get("input", []), spec.inputs),
+        "output": _tensors_config(fields_of.get("output", []), spec.outputs),
     }
+    fields_of.setdefault("version_policy", {"latest": {"num_versions": 1}})
+    group = {"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": spec.instances}
+    fields_of.setdefault("instance_group", [group])
     if spec.batches:
-        fields_of["dynamic_batching"] = {"max_queue_delay_microseconds": spec.max_batch_wait_us}
+        waits = {"max_queue_delay_microseconds": spec.max_batch_wait_us}
+        fields_of.setdefault("dynamic_batching", waits)
+    if spec.batch_sizes:
+        sizes = {"string_value": ",".join(map(str, spec.batch_sizes))}
+        fields_of.setdefault("parameters", {}).setdefault(ALLOWED_BATCH_SIZES, sizes)
     return fields_of
+
+
+def _tensors_config(said: Sequence[dict[str, Any]], tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """What the user said of each tensor, on top of what the model says, in the model's order."""
+    by_name = {tensor["name"]: tensor for tensor in said}
+    return [{**_tensor_config(tensor), **by_name.get(tensor.name, {})} for tensor in tensors]
 
 
 def _tensor_config(tensor: TensorSpec) -> dict[str, Any]:

@@ -13,31 +13,41 @@ from service.control import Channel
 from service.engines.base import Engine, ModelLoadError, open_engine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
 from service.log import say_exception
+from service.models.modelconfig import Defaults
+from service.models.repository import Found, find
 from service.process import control_fd, die_with_parent
 from service.worker.worker import Worker
 
 
 def open_engines(config: ServeConfig) -> list[Engine]:
-    """Loads every model of the configuration. Raises StartError with one sentence."""
-    names = config.model_names()
-    return [open_model(path, name, config) for path, name in zip(config.model_paths, names, strict=True)]
+    """Loads every model of the configuration. Raises StartError with a sentence per model that fails."""
+    defaults = Defaults(config.max_batch_size, config.max_batch_wait_us, config.instances)
+    found, faults = find(config.model_paths, defaults)
+    engines = []
+    for model in found:
+        try:
+            engines.append(open_model(model))
+        except StartError as error:
+            faults.append(str(error))
+    if faults:
+        for engine in engines:
+            engine.close()
+        raise StartError("\n".join(faults))
+    return engines
 
 
-def open_model(path: str, name: str, config: ServeConfig) -> Engine:
+def open_model(model: Found) -> Engine:
+    """Loads one version of a model. Raises StartError with one sentence."""
     try:
         return open_engine(
-            path,
-            name=name,
-            max_batch_size=config.max_batch_size,
-            max_batch_wait_us=config.max_batch_wait_us,
-            instances=config.instances,
+            model.path, name=model.name, version=model.version, wanted=model.wanted, backend=model.backend
         )
     except ModelLoadError as error:
         raise StartError(str(error)) from error
     except Exception as error:
         say_exception(error)
         what = f"{type(error).__name__}: {error}"
-        raise StartError(f"model '{name}' ({path}) could not be loaded: {what}") from error
+        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {what}") from error
 
 
 def notes_on(worker: Worker) -> list[str]:

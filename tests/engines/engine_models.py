@@ -39,10 +39,17 @@ def affine(path: Path, *, axis0: Any = "N", inner: Any = 16, out0: Any = None) -
     return save(path, nodes, [("x", F, [axis0, inner])], [y], two=np.float32(2), one=np.float32(1))
 
 
-def one_node(path: Path, operator: str, *, out: Sequence[Any] | None = ("N", 4), **attributes: Any) -> str:
+def one_node(
+    path: Path,
+    operator: str,
+    *,
+    x: Sequence[Any] = ("N", 4),
+    out: Sequence[Any] | None = ("N", 4),
+    **attributes: Any,
+) -> str:
     """y = operator(x) over x FP32 [N, 4]."""
     node = h.make_node(operator, ["x"], ["y"], **attributes)
-    return save(path, [node], [("x", F, ["N", 4])], [("y", F, out)])
+    return save(path, [node], [("x", F, x)], [("y", F, out)])
 
 
 def identity(path: Path, element_type: int) -> str:

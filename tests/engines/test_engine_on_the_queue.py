@@ -11,13 +11,14 @@ import pytest
 from fastqueue import BatchFormer, FrontLane, InputArena
 from service.engines.base import EngineError, Instance, open_engine
 from service.models.spec import ModelSpec, numpy_dtype
+from service.models.wanted import Wanted
 
 
 class Queue:
     """A worker's queue and one front-end thread, in this process, with one model on one stream."""
 
     def __init__(self, path: str, max_batch_size: int | None = None) -> None:
-        engine = open_engine(path, name="m", max_batch_size=max_batch_size)
+        engine = open_engine(path, name="m", wanted=Wanted(max_batch_size=max_batch_size))
         self.spec: ModelSpec = engine.spec
         self.instance: Instance = engine.create_instance(0)
         self.former = BatchFormer(4, clock_ns=0)

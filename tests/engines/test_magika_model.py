@@ -9,6 +9,7 @@ import pytest
 from engine_fakes import FakeBatch
 
 from service.engines.onnxruntime import OnnxEngine, open_onnx
+from service.models.wanted import Wanted
 
 magika = pytest.importorskip("magika", reason="needs magika (the extra `demo`)")
 
@@ -16,7 +17,7 @@ magika = pytest.importorskip("magika", reason="needs magika (the extra `demo`)")
 @pytest.fixture(scope="module")
 def engine() -> OnnxEngine:
     (path,) = (Path(magika.__file__).parent / "models").glob("*/model.onnx")
-    return open_onnx(str(path), name="magika", max_batch_size=None, max_batch_wait_us=0, instances=1)
+    return open_onnx(str(path), name="magika", version="1", wanted=Wanted())
 
 
 def windows(rows: int) -> np.ndarray:

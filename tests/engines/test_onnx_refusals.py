@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from service.engines.base import ModelLoadError, open_engine
+from service.models.wanted import Wanted
 
 T = models.T
 
@@ -98,7 +99,7 @@ def test_too_many_outputs(path: Path) -> None:
 
 
 def unbatched(path: Path, max_batch_size: int | None = None) -> str:
-    spec = open_engine(str(path), name="m", max_batch_size=max_batch_size).spec
+    spec = open_engine(str(path), name="m", wanted=Wanted(max_batch_size=max_batch_size)).spec
     assert spec.max_batch_size == 0
     return spec.why_unbatched
 
@@ -153,9 +154,19 @@ def test_the_batch_on_axis_1_under_another_name(path: Path) -> None:
     assert unbatched(path, 16) == "axis 0 of output 'y' is fixed at 4"
 
 
-def test_a_fixed_batch_dimension(path: Path) -> None:
-    models.affine(path, axis0=10)
-    assert unbatched(path, 16) == "axis 0 of input 'x' is fixed at 10"
+def test_a_batch_dimension_that_is_fixed_at_1_cannot_batch(path: Path) -> None:
+    models.affine(path, axis0=1)
+    assert unbatched(path, 16) == "axis 0 of input 'x' is fixed at 1"
+
+
+def test_batch_dimensions_that_are_fixed_at_different_sizes(path: Path) -> None:
+    models.one_node(path, "Transpose", perm=[1, 0], x=(6, 4), out=(4, 6))
+    assert unbatched(path, 16) == "axis 0 of input 'x' is fixed at 6"
+
+
+def test_a_fixed_batch_dimension_whose_rows_are_mixed(path: Path) -> None:
+    models.one_node(path, "Softmax", axis=0, x=(6, 4), out=(6, 4))
+    assert "a row of output 'y' differs by" in unbatched(path, 16)
 
 
 def test_a_constant_shape_inside_that_allows_one_row(path: Path) -> None:
@@ -181,9 +192,9 @@ def test_a_model_that_no_test_input_fits_batches_on_demand_alone(path: Path) -> 
     }
     models.save(path, [pad, node], inputs, [("y", models.F, ["N", 1, 2])], **constants)
     assert "no test input could be run" in unbatched(path)
-    spec = open_engine(str(path), name="m", max_batch_size=16).spec
+    spec = open_engine(str(path), name="m", wanted=Wanted(max_batch_size=16)).spec
     assert spec.max_batch_size == 16
-    assert "batched because --max-batch-size says so" in spec.warnings[0]
+    assert "batched because max_batch_size 16 was asked for" in spec.warnings[0]
 
 
 def test_nothing_is_said_on_stderr(path: Path) -> None:

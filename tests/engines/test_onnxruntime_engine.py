@@ -13,6 +13,7 @@ from engine_fakes import FakeBatch
 
 from service.engines.base import EngineError, Instance, open_engine
 from service.engines.onnxruntime import OnnxEngine, available_cores, clean
+from service.models.wanted import Wanted
 
 DTYPES = {
     "BOOL": (models.T.BOOL, np.bool_),
@@ -31,7 +32,8 @@ DTYPES = {
 
 
 def load(path: str, max_batch_size: int | None = None, instances: int = 1) -> OnnxEngine:
-    engine = open_engine(path, name="m", max_batch_size=max_batch_size, instances=instances)
+    wanted = Wanted(max_batch_size=max_batch_size, instances=instances)
+    engine = open_engine(path, name="m", wanted=wanted)
     assert isinstance(engine, OnnxEngine)
     return engine
 
@@ -134,7 +136,7 @@ def test_tensors_without_elements(path: Path, in_place: bool) -> None:
 
 
 def test_a_model_that_does_not_batch_gets_whole_requests(path: Path) -> None:
-    engine = load(models.affine(path, axis0=10))
+    engine = load(models.affine(path, axis0=10), max_batch_size=0)
     assert engine.spec.max_batch_size == 0
     assert engine.spec.inputs[0].dims == (10, 16)
     assert engine.ahead
@@ -242,7 +244,7 @@ def test_a_closed_engine_creates_no_instance(path: Path) -> None:
 
 
 def test_what_the_spec_says_beside_its_tensors(path: Path) -> None:
-    engine = open_engine(models.affine(path), name="m", max_batch_wait_us=70, instances=3)
+    engine = open_engine(models.affine(path), name="m", wanted=Wanted(max_batch_wait_us=70, instances=3))
     spec = engine.spec
     assert (spec.name, spec.version) == ("m", "1")
     assert (spec.platform, spec.backend) == ("onnxruntime_onnx", "onnxruntime")

@@ -107,7 +107,8 @@ def test_rounding_is_no_dependence() -> None:
     ("inputs", "outputs", "why"),
     [
         ([("x", "N", 4), ("sr",)], [("y", "N")], "input 'sr' is a scalar"),
-        ([("x", 10, 4)], [("y", 10, 2)], "axis 0 of input 'x' is fixed at 10"),
+        ([("x", 10, 4)], [("y", 9, 2)], "axis 0 of input 'x' is fixed at 10"),
+        ([("x", 10, 4), ("z", 9, 4)], [("y", 10, 2)], "axis 0 of input 'x' is fixed at 10"),
         ([("x", "N", 4)], [("y", 1, 2)], "axis 0 of output 'y' is fixed at 1"),
         ([("x", "b", 4), ("h", 2, "b", 128)], [("y", "b")], "the batch axis 'b' is axis 1 of input 'h'"),
         ([("x", "batch", 4)], [("y", 20, "batch", 37)], "the batch axis 'batch' is axis 1 of output 'y'"),

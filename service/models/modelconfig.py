@@ -1,0 +1,273 @@
+"""A model's config.pbtxt: parsed strictly, every field accounted for, turned into what the engine is to do.
+
+    text --parse--> ModelConfig --faults, warnings--> wanted_from --> Wanted (for the engine)
+                                                                  --> config_json (for the ModelConfig RPC)
+
+A config must not be obeyed in part without a word. So every field that a file can set is in one of three
+tables below, by its path:
+
+    SERVED    does here what it says
+    HINTS     changes speed at most: a warning says that it is not used
+    anything else changes answers, or who gets them: the model is refused, and the field named
+
+A field counts as set when its value is not the default, so that a config which spells out every default
+loads. `max_batch_size: 0` is an exception: it turns batching off, where an absent one leaves it to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from service._pb import model_config as pb
+from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
+from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config
+from service.models.wanted import Wanted, WantedTensor
+
+LONG_WAIT_US = 1_000_000
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx"}  # of each backend
+MODEL_FILES = {"onnxruntime": "model.onnx"}
+
+SERVED = frozenset(
+    [
+        "name",
+        "platform",
+        "backend",
+        "max_batch_size",
+        "default_model_filename",
+        "version_policy",
+        "parameters",
+        "input.name",
+        "input.data_type",
+        "input.dims",
+        "output.name",
+        "output.data_type",
+        "output.dims",
+        "instance_group.name",
+        "instance_group.count",
+        "dynamic_batching.max_queue_delay_microseconds",
+    ]
+)
+HINTS = frozenset(
+    [
+        "runtime",
+        "optimization",
+        "cc_model_filenames",
+        "metric_tags",
+        "model_warmup",
+        "model_metrics",
+        "input.format",
+        "output.label_filename",
+        "instance_group.kind",
+        "instance_group.gpus",
+        "instance_group.rate_limiter",
+        "instance_group.secondary_devices",
+        "instance_group.profile",
+        "instance_group.host_policy",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.preserve_ordering",
+    ]
+)
+LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"])
+REFUSED_IF_PRESENT = frozenset(
+    ["sequence_batching", "ensemble_scheduling", "input.reshape", "output.reshape"]
+)
+NO_HINT_KINDS = (pb.ModelInstanceGroup.KIND_AUTO, pb.ModelInstanceGroup.KIND_CPU)
+_KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES])
+
+
+class ConfigFault(Exception):
+    """A config.pbtxt that cannot be used. One sentence, without the file's name."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A config as it was written. `says_batch_size`: max_batch_size is there, also as 0."""
+
+    message: Any
+    says_batch_size: bool
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a config says nothing: the flags of the command line."""
+
+    max_batch_size: int | None = None
+    max_batch_wait_us: int = 0
+    instances: int = 1
+
+
+def parse(data: bytes) -> Parsed:
+    """Reads a config.pbtxt. Raises ConfigFault with the line of what is not understood."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigFault(f"line {line} is not UTF-8 text; expected protobuf text format") from error
+    message = pb.ModelConfig()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise ConfigFault(_parse_fault(error)) from error
+    except RecursionError as error:
+        raise ConfigFault("it is nested too deeply; expected the fields of ModelConfig") from error
+    return Parsed(message, "max_batch_size" in _tokens(text))
+
+
+def _parse_fault(error: text_format.ParseError) -> str:
+    what = re.sub(r"^\d+:\d+ : ", "", " ".join(str(error).split()))
+    return f"line {error.GetLine()}, column {error.GetColumn()}: {what}"
+
+
+def _tokens(text: str) -> set[str]:
+    """The words of a text that parses; one inside a string keeps its quotes, and a comment has none."""
+    tokenizer = text_format.Tokenizer(text.splitlines())
+    found = set()
+    while not tokenizer.AtEnd():
+        found.add(tokenizer.token)
+        tokenizer.NextToken()
+    return found
+
+
+# ---- which fields are set ----
+
+
+def set_fields(message: Any) -> Iterator[str]:
+    """Paths of the fields that are set, as in the tables: one level deep where LOOKED_INTO says so."""
+    for field, value in message.ListFields():
+        if field.name not in LOOKED_INTO:
+            if field.name in REFUSED_IF_PRESENT or _says_something(field, value):
+                yield field.name
+            continue
+        for inner in [value] if _is_single(field) else value:
+            for inner_field, inner_value in inner.ListFields():
+                path = f"{field.name}.{inner_field.name}"
+                if path in REFUSED_IF_PRESENT or _says_something(inner_field, inner_value):
+                    yield path
+
+
+def _is_single(field: FieldDescriptor) -> bool:
+    return not field.is_repeated
+
+
+def _says_something(field: FieldDescriptor, value: Any) -> bool:
+    """Whether a field that ListFields names has a value of its own, however deep."""
+    if field.message_type is None or not _is_single(field):
+        return True
+    return any(_says_something(inner, value) for inner, value in value.ListFields())
+
+
+def refusals(config: Any) -> list[str]:
+    """A clause for each field that changes answers and is not served."""
+    paths = dict.fromkeys(path for path in set_fields(config) if path not in SERVED | HINTS)
+    return [f"'{_leaf(path, config)}' is not served yet" for path in paths]
+
+
+def _leaf(path: str, config: Any) -> str:
+    """The path down to the field that says something, where there is one way only."""
+    if path == "model_transaction_policy" or path == "response_cache":
+        ((field, _),) = getattr(config, path).ListFields()
+        return f"{path}.{field.name}"
+    return path
+
+
+def warnings(config: Any) -> list[str]:
+    """A sentence for each hint, and for what looks like a slip."""
+    kinds = {group.kind for group in config.instance_group}
+    said = [path for path in dict.fromkeys(set_fields(config)) if path in HINTS]
+    if kinds.issubset(NO_HINT_KINDS) and "instance_group.kind" in said:
+        said.remove("instance_group.kind")
+    found = [f"'{path}' in config.pbtxt is a hint that this server does not use" for path in said]
+    for name in sorted(set(config.parameters) - _KNOWN_PARAMETERS):
+        found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
+    wait_us = config.dynamic_batching.max_queue_delay_microseconds
+    if wait_us > LONG_WAIT_US:
+        found.append(
+            f"max_queue_delay_microseconds is {wait_us}, which is {wait_us / 1e6:g} s: "
+            "every request on an idle model may wait that long; is the unit what you expect?"
+        )
+    return found
+
+
+# ---- what the engine is to do ----
+
+
+def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
+    """What the config asks of the engine. Raises ConfigFault with everything that is wrong."""
+    config = parsed.message
+    faults = refusals(config)
+    faults += _number_faults(config)
+    sizes = _batch_sizes(config, faults)
+    inputs, outputs = _tensors("input", config.input, faults), _tensors("output", config.output, faults)
+    if faults:
+        raise ConfigFault("; ".join(faults))
+    counts = [group.count or 1 for group in config.instance_group]
+    said = config.max_batch_size if parsed.says_batch_size else None
+    waits = config.HasField("dynamic_batching")
+    wait_us = config.dynamic_batching.max_queue_delay_microseconds if waits else defaults.max_batch_wait_us
+    return Wanted(
+        max_batch_size=defaults.max_batch_size if said is None and not sizes else said,
+        firm=said is not None,
+        batch_sizes=sizes,
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_wait_us=wait_us,
+        instances=sum(counts) or defaults.instances,
+        warnings=tuple(warnings(config)),
+        config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
+    )
+
+
+def _number_faults(config: Any) -> list[str]:
+    instances = sum(group.count or 1 for group in config.instance_group)
+    bounds = [
+        ("max_batch_size", config.max_batch_size, 0, MAX_BATCH_SIZE),
+        ("max_queue_delay_microseconds", config.dynamic_batching.max_queue_delay_microseconds, 0,
+         MAX_BATCH_WAIT_US),
+        ("the sum of instance_group.count", instances, 0, MAX_INSTANCES),
+        *(("instance_group.count", group.count, 0, MAX_INSTANCES) for group in config.instance_group),
+    ]  # fmt: skip
+    return [
+        f"{what} must be between {low} and {high}, got {value}"
+        for what, value, low, high in dict.fromkeys(bounds)
+        if not low <= value <= high
+    ]
+
+
+def _batch_sizes(config: Any, faults: list[str]) -> tuple[int, ...]:
+    if ALLOWED_BATCH_SIZES not in config.parameters:
+        return ()
+    text = config.parameters[ALLOWED_BATCH_SIZES].string_value
+    sizes = [int(part) if re.fullmatch(r"\s*[0-9]{1,9}\s*", part) else 0 for part in text.split(",")]
+    if not all(1 <= size <= MAX_BATCH_SIZE for size in sizes):
+        expected = f"expected numbers from 1 to {MAX_BATCH_SIZE} with commas, such as '1,4,8'"
+        faults.append(f"parameter {ALLOWED_BATCH_SIZES} is '{text}'; {expected}")
+        return ()
+    return tuple(sorted(set(sizes)))
+
+
+def _tensors(kind: str, tensors: Any, faults: list[str]) -> tuple[WantedTensor, ...]:
+    names = [tensor.name for tensor in tensors]
+    faults += [f"{kind} '{name}' comes twice" for name in sorted(set(names)) if names.count(name) > 1]
+    found = []
+    for tensor in tensors:
+        if any(dim < -1 or dim == 0 for dim in tensor.dims):
+            sizes = "a dim is -1 (any size) or at least 1"
+            faults.append(f"{kind} '{tensor.name}' has dims {list(tensor.dims)}; {sizes}")
+        try:
+            said = pb.DataType.Name(tensor.data_type)
+        except ValueError:
+            said = str(tensor.data_type)
+        try:
+            datatype = datatype_of_config(said) if tensor.data_type else ""
+        except ValueError as error:
+            faults.append(f"{kind} '{tensor.name}': {error}")
+            continue
+        found.append(WantedTensor(tensor.name, datatype, tuple(tensor.dims) or None))
+    return tuple(found)

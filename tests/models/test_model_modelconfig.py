@@ -1,0 +1,209 @@
+"""config.pbtxt: every field is served, a hint with a warning, or a refusal by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from service._pb import model_config as pb
+from service.models.modelconfig import (
+    HINTS,
+    LOOKED_INTO,
+    SERVED,
+    ConfigFault,
+    Defaults,
+    parse,
+    wanted_from,
+)
+from service.models.wanted import Wanted, WantedTensor
+
+
+def wanted(text: str, **defaults) -> Wanted:
+    return wanted_from(parse(text.encode()), Defaults(**defaults))
+
+
+def fault(text: str | bytes) -> str:
+    with pytest.raises(ConfigFault) as raised:
+        wanted_from(parse(text if isinstance(text, bytes) else text.encode()), Defaults())
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("name: 'm'\nmax_batchsize: 8\n", 2, "max_batchsize"),
+        ("input {\n  name: 'x'\n  shape: [ 1 ]\n}", 3, "shape"),
+        ("max_batch_size: eight", 1, "eight"),
+        ("\n\ninput [ { name: 'x' data_type: TYPE_FLOAT } ]", 3, "TYPE_FLOAT"),
+        ("max_batch_size: 1\nmax_batch_size: 2", 2, "max_batch_size"),
+        ("input {", 1, "}"),
+        (b"name: 'a'\nplatform: '\xff'", 2, "UTF-8"),
+    ],
+)
+def test_what_is_not_understood_names_the_line(text: str | bytes, line: int, words: str) -> None:
+    said = fault(text)
+    assert f"line {line}" in said
+    assert words in said
+
+
+def test_an_absurd_depth_is_a_fault_and_no_crash() -> None:
+    deep = "optimization { cuda { graph_spec { input { value {" * 2000
+    assert "line 1" in fault(deep) or "deep" in fault(deep)
+
+
+def test_every_field_of_the_contract_is_accounted_for() -> None:
+    """A field that is added to the contract is refused until somebody decides what it is."""
+    paths = set()
+    for field in pb.ModelConfig.DESCRIPTOR.fields:
+        if field.name in LOOKED_INTO:
+            paths |= {f"{field.name}.{inner.name}" for inner in field.message_type.fields}
+        else:
+            paths.add(field.name)
+    assert SERVED | HINTS <= paths
+    assert not SERVED & HINTS
+    assert sorted(paths - SERVED - HINTS) == [
+        "batch_input",
+        "batch_output",
+        "dynamic_batching.default_priority_level",
+        "dynamic_batching.default_queue_policy",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.priority_queue_policy",
+        "ensemble_scheduling",
+        "input.allow_ragged_batch",
+        "input.is_non_linear_format_io",
+        "input.is_shape_tensor",
+        "input.optional",
+        "input.reshape",
+        "instance_group.passive",
+        "model_operations",
+        "model_repository_agents",
+        "model_transaction_policy",
+        "output.is_non_linear_format_io",
+        "output.is_shape_tensor",
+        "output.reshape",
+        "response_cache",
+        "sequence_batching",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("sequence_batching { }", "sequence_batching"),
+        ("ensemble_scheduling { step [ { model_name: 'a' } ] }", "ensemble_scheduling"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+        ("input { name: 'x' allow_ragged_batch: true }", "input.allow_ragged_batch"),
+        ("input { name: 'x' is_shape_tensor: true }", "input.is_shape_tensor"),
+        ("input { name: 'x' optional: true }", "input.optional"),
+        ("input { name: 'x' dims: [ 1 ] reshape { shape: [ ] } }", "input.reshape"),
+        ("output { name: 'x' dims: [ 1 ] reshape: { } }", "output.reshape"),
+        ("batch_input { kind: BATCH_ITEM_SHAPE target_name: 'x' }", "batch_input"),
+        ("batch_output { target_name: 'x' }", "batch_output"),
+        ("response_cache { enable: true }", "response_cache.enable"),
+        ("dynamic_batching { priority_levels: 2 }", "dynamic_batching.priority_levels"),
+        (
+            "dynamic_batching { default_queue_policy { max_queue_size: 9 } }",
+            "dynamic_batching.default_queue_policy",
+        ),
+        ("model_operations { op_library_filename: 'x.so' }", "model_operations"),
+        ("instance_group { passive: true }", "instance_group.passive"),
+    ],
+)
+def test_what_changes_answers_is_refused_by_name(text: str, field: str) -> None:
+    assert f"'{field}' is not served yet" in fault(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_transaction_policy { decoupled: false }",
+        "response_cache { }",
+        "dynamic_batching { priority_levels: 0 default_queue_policy { } }",
+        "input { name: 'x' optional: false }",
+        "instance_group { kind: KIND_CPU }",
+        "optimization { }",
+    ],
+)
+def test_a_default_that_is_spelled_out_says_nothing(text: str) -> None:
+    assert wanted(text).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("optimization { cuda { graphs: true } }", "'optimization' in config.pbtxt is a hint"),
+        ("instance_group { kind: KIND_GPU gpus: [ 0 ] }", "'instance_group.gpus'"),
+        ("instance_group { kind: KIND_GPU }", "'instance_group.kind'"),
+        ("instance_group { rate_limiter { priority: 2 } }", "'instance_group.rate_limiter'"),
+        ("cc_model_filenames { key: '8.6' value: 'm' }", "'cc_model_filenames'"),
+        ("metric_tags { key: 'a' value: 'b' }", "'metric_tags'"),
+        ("model_warmup { name: 'w' batch_size: 1 }", "'model_warmup'"),
+        ("dynamic_batching { preferred_batch_size: [ 4, 8 ] }", "'dynamic_batching.preferred_batch_size'"),
+        ("parameters { key: 'speed' value { string_value: '11' } }", "parameter 'speed'"),
+        ("dynamic_batching { max_queue_delay_microseconds: 2000000 }", "which is 2 s"),
+    ],
+)
+def test_hints_and_likely_slips_are_warnings(text: str, words: str) -> None:
+    (warning,) = [said for said in wanted(text).warnings if words in said]
+    assert warning
+
+
+def test_what_the_config_says_prevails_over_the_flags() -> None:
+    text = """
+    max_batch_size: 8   # a comment
+    dynamic_batching { max_queue_delay_microseconds: 100 }
+    instance_group [ { count: 2 }, { } ]
+    input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] } ]
+    output [ { name: "y" data_type: TYPE_STRING } ]
+    """
+    found = wanted(text, max_batch_size=4, max_batch_wait_us=7, instances=5)
+    assert (found.max_batch_size, found.firm) == (8, True)
+    assert (found.max_batch_wait_us, found.instances) == (100, 3)
+    assert found.inputs == (WantedTensor("x", "FP32", (3, -1)),)
+    assert found.outputs == (WantedTensor("y", "BYTES", None),)
+    assert found.warnings == ()
+    assert json.loads(found.config_json)["max_batch_size"] == 8
+
+
+def test_where_the_config_says_nothing_the_flags_hold() -> None:
+    found = wanted("name: 'm'", max_batch_size=4, max_batch_wait_us=7, instances=5)
+    assert (found.max_batch_size, found.firm) == (4, False)
+    assert (found.max_batch_wait_us, found.instances) == (7, 5)
+
+
+def test_a_max_batch_size_of_0_is_not_an_absent_one() -> None:
+    assert (wanted("max_batch_size: 0").max_batch_size, wanted("max_batch_size: 0").firm) == (0, True)
+    assert wanted("# max_batch_size: 0\nplatform: 'max_batch_size: 0'", max_batch_size=4).max_batch_size == 4
+
+
+def test_allowed_batch_sizes() -> None:
+    def sizes(text: str) -> str:
+        return f"parameters {{ key: 'allowed_batch_sizes' value {{ string_value: '{text}' }} }}"
+
+    assert wanted(sizes("8, 1,4,4")).batch_sizes == (1, 4, 8)
+    assert wanted(sizes("4"), max_batch_size=0).max_batch_size is None
+    for text in ("", "4,", "0", "-1", "four", "1;2", "4.0", "99999999999"):
+        assert f"allowed_batch_sizes is '{text}'; expected numbers from 1" in fault(sizes(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_batch_size: -1", "max_batch_size must be between 0 and 65536, got -1"),
+        ("instance_group { count: -1 }", "instance_group.count must be between 0 and 64, got -1"),
+        ("instance_group { count: 40 } instance_group { count: 40 }", "the sum of instance_group.count"),
+        ("dynamic_batching { max_queue_delay_microseconds: 18446744073709551615 }", "max_queue_delay"),
+        ("input { name: 'x' } input { name: 'x' }", "input 'x' comes twice"),
+        ("input { name: 'x' dims: [ 0 ] }", "input 'x' has dims [0]"),
+        ("output { name: 'x' dims: [ -2 ] }", "output 'x' has dims [-2]"),
+        ("input { name: 'x' data_type: 99 }", "data_type 99 is unknown"),
+    ],
+)
+def test_values_out_of_bounds(text: str, words: str) -> None:
+    assert words in fault(text)
+
+
+def test_all_faults_of_a_config_come_at_once() -> None:
+    said = fault("max_batch_size: -1 sequence_batching { } input { name: 'x' optional: true }")
+    assert all(words in said for words in ("max_batch_size", "sequence_batching", "input.optional"))

@@ -1,0 +1,145 @@
+"""What is found in a repository: names, versions, policy, files; and every fault of it at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.models.modelconfig import Defaults
+from service.models.repository import find
+
+
+def put(folder: Path, name: str, *versions: object, config: str | None = None, file: str = "model.onnx"):
+    """A model's folder with an empty file in each version."""
+    model = folder / name
+    model.mkdir(parents=True, exist_ok=True)
+    for version in versions:
+        (model / str(version)).mkdir()
+        (model / str(version) / file).touch()
+    if config is not None:
+        (model / "config.pbtxt").write_text(config)
+    return model
+
+
+def found(folder: Path) -> list[tuple[str, str]]:
+    models, faults = find([str(folder)], Defaults())
+    assert faults == []
+    return [(model.name, model.version) for model in models]
+
+
+def fault(folder: Path) -> str:
+    models, faults = find([str(folder)], Defaults())
+    (only,) = faults
+    return only
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "repository").mkdir()
+    return tmp_path / "repository"
+
+
+def test_models_by_name_with_their_highest_version(repository: Path) -> None:
+    put(repository, "b", 1)
+    put(repository, "a", 2, 10, 9, config="name: 'a'")
+    (repository / ".git" / "1").mkdir(parents=True)
+    (repository / "README").touch()
+    assert found(repository) == [("a", "10"), ("b", "1")]
+    models, _ = find([str(repository)], Defaults())
+    assert models[0].path == str(repository / "a" / "10" / "model.onnx")
+    assert models[0].backend == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ("", ["10"]),
+        ("version_policy { latest { num_versions: 2 } }", ["9", "10"]),
+        ("version_policy { latest { num_versions: 9 } }", ["2", "9", "10"]),
+        ("version_policy { all { } }", ["2", "9", "10"]),
+        ("version_policy: { specific: { versions: [ 9, 2, 9 ] } }", ["2", "9"]),
+    ],
+)
+def test_version_policy(repository: Path, policy: str, versions: list[str]) -> None:
+    put(repository, "a", 2, 9, 10, "01", "0", "-3", "1x", "assets", config=policy)
+    assert found(repository) == [("a", version) for version in versions]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("version_policy { latest { } }", "num_versions must be at least 1"),
+        ("version_policy { specific { } }", "names no version"),
+        ("version_policy { specific { versions: [ 1, 7, 8 ] } }", "names 7, 8; the folder has 1"),
+        ("name: 'b'", "says name 'b'; expected the folder's name, 'a'"),
+        ("backend: 'tensorflow'", "backend 'tensorflow' is not served; expected backend 'onnxruntime'"),
+        ("platform: 'tensorrt_plan'", "platform 'tensorrt_plan' is not served"),
+        ("platform: 'pytorch_libtorch' backend: 'onnxruntime'", "do not fit together"),
+        ("default_model_filename: 'net.onnx'", "expected the model as 1/net.onnx"),
+        ("default_model_filename: '../1/model.onnx'", "must be a name inside the version's folder"),
+        ("default_model_filename: '/etc/passwd'", "must be a name inside the version's folder"),
+        ("colour: 'blue'", "config.pbtxt: line 1, column 1: "),
+    ],
+)
+def test_faults_of_a_model_name_it_and_say_what_was_expected(
+    repository: Path, config: str, words: str
+) -> None:
+    put(repository, "a", 1, config=config)
+    said = fault(repository)
+    assert said.startswith(f"model 'a' ({repository / 'a'}): ")
+    assert words in said
+
+
+def test_backend_and_platform_may_both_be_named(repository: Path) -> None:
+    put(repository, "a", 1, config="backend: 'onnxruntime' platform: 'onnxruntime_onnx'")
+    put(repository, "b", 1, config="platform: 'onnxruntime_onnx'")
+    assert found(repository) == [("a", "1"), ("b", "1")]
+
+
+def test_a_file_of_another_name_and_a_model_in_a_folder(repository: Path) -> None:
+    put(repository, "a", 1, config="default_model_filename: 'net.onnx'", file="net.onnx")
+    (repository / "b" / "1" / "model.onnx").mkdir(parents=True)
+    (repository / "b" / "1" / "model.onnx" / "model.onnx").touch()
+    assert found(repository) == [("a", "1"), ("b", "1")]
+
+
+def test_every_faulty_model_is_named_and_the_others_are_found(repository: Path) -> None:
+    put(repository, "good", 1)
+    put(repository, "empty")
+    put(repository, "zero", "01")
+    put(repository, "plan", 1, file="model.plan")
+    models, faults = find([str(repository), str(repository / "good")], Defaults())
+    assert [model.name for model in models] == ["good"]
+    assert ["empty" in faults[0], "plan" in faults[1], "zero" in faults[2]] == [True] * 3
+    assert "has no folder of a version" in faults[0]
+    assert "in 1 is model.plan" in faults[1]
+    assert "there is 01" in faults[2]
+    assert f"give the repository that it is in: '{repository}'" in faults[3]
+
+
+def test_a_folder_without_models_says_what_was_expected(repository: Path) -> None:
+    assert f"{repository}/NAME/1/model.onnx" in fault(repository)
+    (repository / "net.onnx").touch()
+    assert f"to serve a file, give its path: '{repository}/net.onnx'" in fault(repository)
+
+
+def test_one_name_in_two_places(tmp_path: Path, repository: Path) -> None:
+    put(repository, "a", 1, 2, config="version_policy { all { } }")
+    other = tmp_path / "other"
+    put(other, "a", 3)
+    (tmp_path / "a.onnx").touch()
+    _, faults = find([str(repository), str(other), str(tmp_path / "a.onnx")], Defaults())
+    assert faults == [
+        f"{repository}/a and {other}/a would both be called 'a'; rename one",
+        f"{repository}/a and {tmp_path}/a.onnx would both be called 'a'; rename one",
+    ]
+
+
+def test_model_files_take_the_flags(tmp_path: Path) -> None:
+    models, faults = find([str(tmp_path / "x.v2.onnx")], Defaults(8, 100, 2))
+    assert faults == []
+    wanted = models[0].wanted
+    assert (models[0].name, models[0].version, models[0].backend) == ("x.v2", "1", "")
+    assert (wanted.max_batch_size, wanted.firm) == (8, False)
+    assert (wanted.max_batch_wait_us, wanted.instances) == (100, 2)
