@@ -102,6 +102,7 @@ cdef extern from "hr_validate.h" nogil:
     ctypedef struct hr_bound_input:
         const hr_input *input
         hr_view data
+        bint typed
     ctypedef struct hr_bound:
         uint32_t rows
         uint32_t input_count
@@ -112,6 +113,13 @@ cdef extern from "hr_validate.h" nogil:
         hr_bound_input inputs[64]
         uint8_t outputs[64]
     int hr_validate(const hr_spec *spec, const hr_request *request, hr_bound *out, hr_error *err) noexcept
+
+
+cdef extern from "hr_typed.h" nogil:
+    ctypedef struct hr_typed:
+        pass
+    hr_typed hr_typed_at(const hr_input *input, hr_datatype datatype) noexcept
+    void hr_typed_write(void *walk, void *to, uint64_t length) noexcept
 
 
 cdef extern from "hr_encode.h" nogil:

@@ -169,15 +169,32 @@ def scan(bytes message):
     return describe(&scratch.request)
 
 
-def validate(Spec spec not None, bytes message):
-    """The request bound to the spec: rows, the data of each input in the spec's order, indexes of the outputs."""
+cdef bytes bound_data(Spec spec, const hr_bound *bound, uint32_t i, size_t piece):
+    cdef const hr_bound_input *data = &bound.inputs[i]
+    if not data.typed:
+        return bytes_of(data.data)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>data.data.length)
+    cdef char *to = PyBytes_AS_STRING(out)
+    cdef hr_typed walk = hr_typed_at(data.input, spec.ptr.inputs[i].datatype)
+    cdef size_t at = 0
+    while at < data.data.length:
+        hr_typed_write(&walk, to + at, min(piece, data.data.length - at))
+        at += piece
+    return out
+
+
+def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
+    """The request bound to the spec: rows, the data of each input in the spec's order, indexes of the outputs.
+
+    Typed contents are written `piece` bytes at a time.
+    """
     cdef Scratch scratch = Scratch()
     scratch.scan(message)
     scratch.validate(spec)
     cdef hr_bound *bound = &scratch.bound
     return {
         "rows": bound.rows,
-        "inputs": [bytes_of(bound.inputs[i].data) for i in range(bound.input_count)],
+        "inputs": [bound_data(spec, bound, i, piece) for i in range(bound.input_count)],
         "outputs": [bound.outputs[i] for i in range(bound.output_count)],
         "timeout_us": bound.timeout_us,
         "priority": bound.priority,

@@ -146,13 +146,11 @@ static const uint8_t *count_fixed(const uint8_t *p, const uint8_t *end, size_t s
 
 static const uint8_t *contents_field(scan *s, const uint8_t *p, const uint8_t *end, uint32_t tag, unsigned depth,
                                      void *into) {
-    static const uint8_t alone[HR_CONTENTS_FIELDS] = {
-        0, HR_VARINT, HR_VARINT, HR_VARINT, HR_VARINT, HR_VARINT, HR_FIXED32, HR_FIXED64, HR_BYTES};
     hr_input *input = into;
     uint32_t number = tag >> 3, wire_type = tag & 7;
     (void)s;
     if (number >= HR_CONTENTS_FIELDS) return hr_skip(p, end, tag, depth);
-    if (wire_type == alone[number]) {
+    if (wire_type == hr_contents_alone(number)) {
         input->typed[number]++;
         return hr_skip_plain(p, end, tag);
     }
@@ -197,7 +195,7 @@ static const uint8_t *input_field(scan *s, const uint8_t *p, const uint8_t *end,
     case HR_TAG(3, HR_BYTES): return read_shape(s, p, end, input);
     case HR_TAG(3, HR_VARINT): return read_dimension(p, end, input);
     case HR_TAG(4, HR_BYTES): return count_entry(s, p, end, depth, &input->parameters);
-    case HR_TAG(5, HR_BYTES):
+    case HR_TAG(HR_INPUT_CONTENTS, HR_BYTES):
         p = hr_read_bytes(p, end, &body);
         input->has_contents = true;
         if (p == NULL || !scan_message(s, body, depth - 1, "contents of an input", contents_field, input)) return NULL;

@@ -37,6 +37,15 @@ enum hr_contents { /* numbers of the fields of InferTensorContents */
     HR_CONTENTS_FIELDS
 };
 
+enum { HR_INPUT_CONTENTS = 5 }; /* number of the field of InferInputTensor that has them */
+
+/* The wire type of one value of a contents field that stands alone. Packed ones are HR_BYTES. */
+static inline uint32_t hr_contents_alone(uint32_t field) {
+    if (field == HR_FP32_CONTENTS) return HR_FIXED32;
+    if (field == HR_FP64_CONTENTS) return HR_FIXED64;
+    return field == HR_BYTES_CONTENTS ? HR_BYTES : HR_VARINT;
+}
+
 typedef struct hr_input {
     hr_view name;
     hr_view datatype;

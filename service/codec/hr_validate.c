@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "hr_parameters.h"
+#include "hr_typed.h"
 
 /* What every check below needs, so that each takes one argument. */
 typedef struct check {
@@ -76,31 +77,34 @@ static int match_inputs(check *c) {
 
 /* ---- where the data is ---- */
 
-/* Typed contents are decoded here once they are built. */
-static int typed_contents(const check *c, const hr_input *input) {
-    return hr_fail(c->err, HR_UNIMPLEMENTED,
-                   "input '%.*s' for model '%.*s' has typed contents, which this server does not read yet: expected "
-                   "its data in raw_input_contents",
-                   HR_NAME(input->name), MODEL(c));
+static int no_data(const check *c, const hr_input *input) {
+    const hr_request *r = c->request;
+    bool typed = false;
+    for (uint32_t i = 0; i < c->spec->input_count; i++) typed |= r->inputs[i].has_contents;
+    if (typed && r->raw_count == 0)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "unable to find data for input tensor '%.*s' for model '%.*s' in request: expected contents in "
+                       "every input, got none in this one",
+                       HR_NAME(input->name), MODEL(c));
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "unable to find data for input tensor '%.*s' for model '%.*s' in request: expected %u entries in "
+                   "raw_input_contents, got %" PRIu64,
+                   HR_NAME(input->name), MODEL(c), c->spec->input_count, r->raw_count);
 }
 
 static int check_data(const check *c) {
     const hr_request *r = c->request;
     for (uint32_t i = 0; i < c->spec->input_count; i++) {
         const hr_input *input = &r->inputs[i];
-        if (input->has_contents && r->raw_count == 0) return typed_contents(c, input);
+        if (input->has_contents && r->raw_count == 0) continue;
         if (input->has_contents)
             return hr_fail(c->err, HR_INVALID_ARGUMENT,
                            "contents field must not be specified when using raw_input_contents for '%.*s' for model "
                            "'%.*s'",
                            HR_NAME(input->name), MODEL(c));
-        if (i >= r->raw_count)
-            return hr_fail(c->err, HR_INVALID_ARGUMENT,
-                           "unable to find data for input tensor '%.*s' for model '%.*s' in request: expected %u "
-                           "entries in raw_input_contents, got %" PRIu64,
-                           HR_NAME(input->name), MODEL(c), c->spec->input_count, r->raw_count);
+        if (i >= r->raw_count) return no_data(c, input);
     }
-    if (r->raw_count == c->spec->input_count) return 0;
+    if (r->raw_count == c->spec->input_count || r->raw_count == 0) return 0;
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
                    "expected %u entries in raw_input_contents for model '%.*s', one for each input, got %" PRIu64,
                    c->spec->input_count, MODEL(c), r->raw_count);
@@ -157,15 +161,50 @@ static uint64_t bytes_of(const hr_input *input, uint32_t element_bytes) {
 }
 
 static int check_bytes(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_view data) {
-    if (t->datatype == HR_BYTES_DATATYPE) /* elements are counted here once BYTES is built */
-        return hr_fail(c->err, HR_UNIMPLEMENTED,
-                       "input '%.*s' for model '%.*s' has datatype BYTES, which this server does not read yet",
-                       HR_NAME(t->name), MODEL(c));
     uint64_t want = bytes_of(input, hr_datatype_bytes(t->datatype));
     if (want == data.length) return 0;
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
                    "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %" PRIu64 ", got %zu",
                    HR_NAME(t->name), MODEL(c), want, data.length);
+}
+
+/* Everything that was sent must be in the one field that the datatype has. */
+static int check_field(const check *c, const hr_tensor_spec *t, const hr_input *input) {
+    enum hr_contents field = hr_contents_of(t->datatype);
+    hr_view datatype = hr_datatype_name(t->datatype);
+    if (field == 0)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "input '%.*s' for model '%.*s' has typed contents, which datatype %.*s does not have: expected "
+                       "its data in raw_input_contents",
+                       HR_NAME(t->name), MODEL(c), HR_NAME(datatype));
+    for (enum hr_contents other = HR_BOOL_CONTENTS; other < HR_CONTENTS_FIELDS; other++)
+        if (other != field && input->typed[other] > 0)
+            return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                           "input '%.*s' for model '%.*s' has datatype %.*s: expected its contents in %s, got %" PRIu64
+                           " elements in %s",
+                           HR_NAME(t->name), MODEL(c), HR_NAME(datatype), hr_contents_name(field), input->typed[other],
+                           hr_contents_name(other));
+    return 0;
+}
+
+/* Elements of typed contents: their number and, where they become smaller, their values. */
+static int check_elements(const check *c, const hr_tensor_spec *t, const hr_input *input, uint64_t *bytes) {
+    if (check_field(c, t, input) < 0) return -1;
+    enum hr_contents field = hr_contents_of(t->datatype);
+    uint64_t want = bytes_of(input, 1), got = input->typed[field], element;
+    int64_t value;
+    if (want != got)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %" PRIu64
+                       " elements in %s, got %" PRIu64,
+                       HR_NAME(t->name), MODEL(c), want, hr_contents_name(field), got);
+    *bytes = got * hr_datatype_bytes(t->datatype);
+    if (hr_typed_fits(input, t->datatype, &element, &value)) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "input '%.*s' for model '%.*s': expected values that %.*s can hold in %s, got %" PRId64
+                   " as element %" PRIu64,
+                   HR_NAME(t->name), MODEL(c), HR_NAME(hr_datatype_name(t->datatype)), hr_contents_name(field), value,
+                   element);
 }
 
 static int check_datatype(const check *c, const hr_tensor_spec *t, const hr_input *input) {
@@ -176,13 +215,23 @@ static int check_datatype(const check *c, const hr_tensor_spec *t, const hr_inpu
                    HR_NAME(input->datatype), MODEL(c), HR_NAME(want));
 }
 
+/* Elements are counted here once BYTES is built. */
+static int no_bytes(const check *c, const hr_tensor_spec *t) {
+    return hr_fail(c->err, HR_UNIMPLEMENTED,
+                   "input '%.*s' for model '%.*s' has datatype BYTES, which this server does not read yet",
+                   HR_NAME(t->name), MODEL(c));
+}
+
 static int bind_input(const check *c, uint32_t i) {
     const hr_tensor_spec *t = &c->spec->inputs[i];
     const hr_input *input = &c->request->inputs[c->input_of[i]];
-    hr_view data = c->request->raw[c->input_of[i]];
-    if (check_datatype(c, t, input) < 0 || check_shape(c, t, input) < 0) return -1;
-    if (check_rows(c, t, input, i) < 0 || check_bytes(c, t, input, data) < 0) return -1;
-    c->out->inputs[i] = (hr_bound_input){input, data};
+    bool typed = c->request->raw_count == 0;
+    hr_view data = typed ? (hr_view){input->body.data, 0} : c->request->raw[c->input_of[i]];
+    if (check_datatype(c, t, input) < 0 || check_shape(c, t, input) < 0 || check_rows(c, t, input, i) < 0) return -1;
+    if (t->datatype == HR_BYTES_DATATYPE) return no_bytes(c, t);
+    uint64_t bytes = data.length;
+    if ((typed ? check_elements(c, t, input, &bytes) : check_bytes(c, t, input, data)) < 0) return -1;
+    c->out->inputs[i] = (hr_bound_input){input, {data.data, (size_t)bytes}, typed};
     return 0;
 }
 
@@ -227,6 +276,9 @@ static int bind_outputs(const check *c) {
 
 int hr_validate(const hr_spec *spec, const hr_request *request, hr_bound *out, hr_error *err) {
     check c = {.spec = spec, .request = request, .out = out, .err = err};
+    if (request->id.length > HR_MAX_ID)
+        return hr_fail(err, HR_INVALID_ARGUMENT, "expected an id of at most %d bytes, got %zu", HR_MAX_ID,
+                       request->id.length);
     if (hr_check_parameters(request, out, err) < 0) return -1;
     if (match_inputs(&c) < 0 || check_data(&c) < 0 || bind_inputs(&c) < 0) return -1;
     return bind_outputs(&c);

@@ -4,12 +4,14 @@
  *
  *   parameters of the request, then of each input and each requested output (see hr_parameters.h)
  *   inputs by name: each once, all of them, none that the model does not have
- *   where the data is: one raw entry per input in the order of the request's inputs, no typed contents beside
- *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes
+ *   where the data is: one raw entry per input in the order of the request's inputs, or typed contents in every input
+ *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes or elements (see hr_typed.h)
  *   requested outputs by name; one that is named twice is answered once
  *
  * More rows than the model's maximum batch are fine: the queue splits and joins. A request whose rows hold no bytes at
  * all may not have more than that maximum, for nothing in the message pays for the work of more.
+ *
+ * An id has at most HR_MAX_ID bytes: it is kept beside the arena while the request waits.
  *
  * Where Triton has words for a fault, those are used: clients look for them.
  */
@@ -19,9 +21,12 @@
 #include "hr_scan.h"
 #include "hr_spec.h"
 
+enum { HR_MAX_ID = 64 << 10 };
+
 typedef struct hr_bound_input {
     const hr_input *input; /* its shape */
-    hr_view data;
+    hr_view data;          /* of typed contents the length alone: hr_typed writes them */
+    bool typed;
 } hr_bound_input;
 
 /* A request, bound to the model. Views into the message, as those of hr_request. */

@@ -95,13 +95,19 @@ static int slots_out(const hr_dispatch *d, hr_error *err) {
     return -1;
 }
 
-/* Copies the tensors into the input arena. */
+/* Copies the tensors into the input arena, and decodes those that are typed straight into it. */
 static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
     fq_source sources[HR_MAX_TENSORS];
+    hr_typed typed[HR_MAX_TENSORS];
     uint32_t count = d->bound.input_count;
     for (uint32_t i = 0; i < count; i++) {
         const hr_bound_input *in = &d->bound.inputs[i];
-        sources[i] = (fq_source){i, in->input->rank, in->input->dims, in->data.data, in->data.length};
+        sources[i] = (fq_source){
+            .index = i, .rank = in->input->rank, .dims = in->input->dims, .data = in->data.data, .length = in->data.length};
+        if (!in->typed) continue;
+        typed[i] = hr_typed_at(in->input, p->spec->inputs[i].datatype);
+        sources[i].write = hr_typed_write;
+        sources[i].state = &typed[i];
     }
     p->block_count = fq_fill(&d->input, d->arena, sources, count, p->blocks, slot);
     if (p->block_count > 0) return 0;

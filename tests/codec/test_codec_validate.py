@@ -221,9 +221,9 @@ REFUSALS: list[tuple[Callable[[Any], None], int, str]] = [
     ),
     (
         typed(keep_raw=False),
-        UNIMPLEMENTED,
-        "input 'A' for model 'm' has typed contents, which this server does not read "
-        "yet: expected its data in raw_input_contents",
+        INVALID,
+        "unable to find data for input tensor 'B' for model 'm' in request: expected contents in every "
+        "input, got none in this one",
     ),
     (name_outputs("X", "Q"), INVALID, "unexpected inference output 'Q' for model 'm'"),
     (name_outputs(*["X"] * 65), INVALID, "expected at most 64 requested outputs for model 'm', got 65"),

@@ -110,10 +110,10 @@ def test_large_tensors_arrive_whole(size: int) -> None:
     assert rig.at_rest()
 
 
-def test_an_id_of_any_length_is_echoed() -> None:
+def test_an_id_of_any_length_up_to_64_kb_is_echoed() -> None:
     rig = Rig()
     rig.worker(M)
-    for length in (0, 63, 64, 65, 100_000):
+    for length in (0, 63, 64, 65, 65_536):
         token, _ = rig.submit(request(M, row(1), id="x" * length))
         assert response(rig.run()[token][1]).id == "x" * length
     assert rig.at_rest()
