@@ -1,0 +1,240 @@
+"""Models written in Python: a user's class, each instance in a child process of its own.
+
+    <version>/model.py     class Model: initialize(config), execute(inputs) -> outputs, finalize()
+
+    open_python       starts the process of every instance, and waits until each has loaded the model
+    PythonInstance    one launcher's side: gather -> child executes -> reserve, copy -> complete
+    python_process    the child as the worker holds it, and the thread that restarts it
+    python_child      what runs in it
+    python_memory     the shared memory that tensors cross in
+
+A process per instance, because a model in Python holds its interpreter's lock: in the worker it would stop
+every other model and the links, and two instances would be one. The launcher waits for the child without
+the worker's lock. No tensor is pickled: the batch is gathered straight into memory that the child sees as
+numpy arrays, and its outputs are copied twice, by the child into the memory for outputs and by the launcher
+into the output arena. The child could write into the arena itself, but then a model that runs wild would
+have everybody's answers within reach; the copy costs 0.1 us per KB.
+
+What becomes of a batch that goes wrong:
+
+    execute raises                         INTERNAL with the exception's class and text; the child goes on
+    the answer is not as configured        INTERNAL, naming the output, what was expected and what came
+    the child ends, however                UNAVAILABLE: most of the batch are innocent, a retry is right
+    execution_timeout_s has passed         DEADLINE_EXCEEDED naming it; the child is killed
+    the child cannot be started again      UNAVAILABLE with what its last start said
+
+Only the batch that the instance held is concerned, and the child is started again (`python_process`).
+Numeric tensors and BOOL are served; BYTES and BF16 are refused at load by name.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from ctypes import memmove
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from service.engines.base import EngineError, ModelLoadError
+from service.engines.python_memory import layout
+from service.engines.python_process import ExecutionTimeout, InstanceProcess, Keeper, ProcessEnded
+from service.errors import Code
+from service.models.spec import ModelSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from fastqueue import Batch
+
+PLATFORM = "python"
+BACKEND = "python"
+EXECUTION_TIMEOUT = "execution_timeout_s"
+DEFAULT_EXECUTION_TIMEOUT_S = 300.0
+_MAX_EXECUTION_TIMEOUT_S = 1e6
+_NOT_SERVED_YET = ("BYTES", "BF16")
+
+
+# ---- loading ----
+
+
+def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None = None) -> PythonEngine:
+    """Loads the model file at `path`, whose configuration is `spec`, in `spec.instances` processes.
+
+    `parameters`: the configuration's, which the model gets too; `execution_timeout_s` among them is ours.
+    Raises ModelLoadError.
+    """
+    where = f"model '{spec.name}' ({path})"
+    parameters = dict(parameters or {})
+    if not os.path.isfile(path):
+        raise ModelLoadError(f"{where} cannot be read: expected a file with a class 'Model'")
+    if faults := spec.faults() + _datatype_faults(spec):
+        raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
+    timeout_s = execution_timeout_s(parameters, where)
+    load = load_message(os.path.abspath(path), spec, parameters)
+    engine = PythonEngine(spec, load, timeout_s)
+    try:
+        engine.wait_loaded()
+    except ModelLoadError as error:
+        engine.close()
+        raise ModelLoadError(f"{where} was not loaded: {error}") from error
+    return engine
+
+
+def _datatype_faults(spec: ModelSpec) -> list[str]:
+    return [
+        f"{kind} '{tensor.name}' has datatype {tensor.datatype}, which is not served yet"
+        for kind, tensors in (("input", spec.inputs), ("output", spec.outputs))
+        for tensor in tensors
+        if tensor.datatype in _NOT_SERVED_YET
+    ]
+
+
+def execution_timeout_s(parameters: Mapping[str, str], where: str) -> float:
+    """The setting of that name, in seconds. Raises ModelLoadError."""
+    text = parameters.get(EXECUTION_TIMEOUT, str(DEFAULT_EXECUTION_TIMEOUT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MAX_EXECUTION_TIMEOUT_S:
+        limits = f"a number of seconds above 0, at most {_MAX_EXECUTION_TIMEOUT_S:.0f}"
+        raise ModelLoadError(f"{where}: {EXECUTION_TIMEOUT} is '{text}'; expected {limits}")
+    return seconds
+
+
+def load_message(file: str, spec: ModelSpec, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """What a child is told first. `config` is what the model's initialize gets."""
+
+    def described(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": t.name, "datatype": t.datatype, "dims": list(t.dims)} for t in tensors]
+
+    return {
+        "file": file,
+        "max_batch_size": spec.max_batch_size,
+        "inputs": [(tensor.name, tensor.datatype) for tensor in spec.inputs],
+        "outputs": [(tensor.name, tensor.datatype, tensor.dims) for tensor in spec.outputs],
+        "config": {
+            "name": spec.name,
+            "version": spec.version,
+            "parameters": dict(parameters),
+            "inputs": described(spec.inputs),
+            "outputs": described(spec.outputs),
+            "max_batch_size": spec.max_batch_size,
+            "directory": os.path.dirname(file),
+        },
+    }
+
+
+# ---- running ----
+
+
+class PythonEngine:
+    """A Python model and the processes of its instances."""
+
+    def __init__(self, spec: ModelSpec, load: dict[str, Any], timeout_s: float) -> None:
+        self.spec = spec
+        self.timeout_s = timeout_s
+        changed = threading.Condition()
+        self._keepers = []
+        for index in range(spec.instances):
+            where = f"model '{spec.name}' version {spec.version} instance {index}"
+            self._keepers.append(Keeper(partial(InstanceProcess, where, load), where, changed))
+        for keeper in self._keepers:
+            keeper.siblings = self._keepers
+
+    def wait_loaded(self) -> None:
+        """Waits until every instance is up. Raises ModelLoadError."""
+        for keeper in self._keepers:
+            keeper.wait_first()
+
+    def create_instance(self, index: int) -> PythonInstance:
+        return PythonInstance(self.spec, self._keepers[index], self.timeout_s)
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.close()
+
+
+class PythonInstance:
+    """One execution slot: hands batches to its process. Its process ends with it, or with the engine."""
+
+    def __init__(self, spec: ModelSpec, keeper: Keeper, timeout_s: float) -> None:
+        self._spec = spec
+        self._keeper = keeper
+        self._timeout_s = timeout_s
+        self._name = f"model '{spec.name}'"
+        self._fixed_outputs = all(tensor.is_fixed for tensor in spec.outputs)
+
+    def execute(self, batch: Batch) -> None:
+        """Runs a batch, and answers it unless EngineError is raised: the model failed."""
+        if batch.rows == 0 and self._fixed_outputs:  # not every model takes an empty batch
+            self._answer_without_rows(batch)
+            return
+        while (process := self._keeper.wait_up()) is not None:
+            with process.lock:
+                done = not process.closed and self._run(process, batch)
+            if process.has_ended:
+                self._keeper.lost(process)
+            if done:
+                self._keeper.wait_up()  # until there is a process again, other instances take all batches
+                return
+        batch.fail(Code.UNAVAILABLE, f"{self._name} is down: {self._keeper.trouble}")
+
+    def _run(self, process: InstanceProcess, batch: Batch) -> bool:
+        """Runs a batch in a process; False when the process had gone before it saw the batch."""
+        if not process.send_batch(batch.rows, self._gather(process, batch)):
+            process.end()
+            return False
+        batch.mark_input_done()
+        try:
+            shapes = process.answer(self._timeout_s)
+        except EngineError as error:
+            raise EngineError(f"{self._name} failed: {error}") from None
+        except ExecutionTimeout:
+            what = f"did not finish {_rows(batch)} within {EXECUTION_TIMEOUT} = {self._timeout_s:g} s"
+            what = f"{self._name} {what}; its process is started again"
+            batch.fail(Code.DEADLINE_EXCEEDED, what)
+        except ProcessEnded as error:
+            what = f"lost its process in the middle of {_rows(batch)} ({error}); it is started again"
+            batch.fail(Code.UNAVAILABLE, f"{self._name} {what}")
+        else:
+            batch.mark_compute_done()
+            self._copy_out(process, batch, shapes)
+        return True
+
+    def _gather(self, process: InstanceProcess, batch: Batch) -> list[tuple[int, ...] | None]:
+        """Puts the batch into the process's memory; the shapes of its inputs, which all requests have."""
+        memory, count = process.inputs, len(self._spec.inputs)
+        sizes = [batch.input_bytes(index) for index in range(count)]
+        offsets, total = layout(sizes)
+        memory.grow(total)
+        for index, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+            if size:
+                batch.gather(index, memory.address + offset, size)
+        return [batch.input_shape(index) for index in range(count)]
+
+    def _copy_out(self, process: InstanceProcess, batch: Batch, shapes: Sequence[tuple[int, ...]]) -> None:
+        rows = batch.rows if self._spec.batches else 1
+        row_bytes = [
+            prod(shape[self._spec.batches :]) * tensor.element_bytes
+            for shape, tensor in zip(shapes, self._spec.outputs, strict=True)
+        ]
+        offsets, _ = layout(size * rows for size in row_bytes)
+        addresses = batch.reserve(row_bytes)
+        for address, offset, size in zip(addresses or (), offsets, row_bytes, strict=True):
+            if size * rows:
+                memmove(address, process.outputs.address + offset, size * rows)  # without the GIL
+        batch.complete(shapes)
+
+    def _answer_without_rows(self, batch: Batch) -> None:
+        batch.mark_input_done()
+        batch.reserve([tensor.row_bytes for tensor in self._spec.outputs])
+        batch.mark_compute_done()
+        batch.complete([(0, *tensor.dims) for tensor in self._spec.outputs])
+
+    def close(self) -> None:
+        self._keeper.close()
+
+
+def _rows(batch: Batch) -> str:
+    return f"a batch of {batch.rows} row{'s' if batch.rows != 1 else ''}"
