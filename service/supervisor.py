@@ -80,7 +80,17 @@ def serve(config: ServeConfig, commands: Mapping[str, Sequence[str]] = COMMANDS)
             say(fault)
         return EXIT_BAD_START
     raise_descriptor_limit()
-    return asyncio.run(Supervisor(config, commands).run())
+    return asyncio.run(run_to_the_end(Supervisor(config, commands)))
+
+
+async def run_to_the_end(supervisor: Supervisor) -> int:
+    """Runs it; from its end to the process's, signals change nothing any more: the exit code stands."""
+    try:
+        return await supervisor.run()
+    finally:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(signum)
+            signal.signal(signum, signal.SIG_IGN)
 
 
 class Backoff:

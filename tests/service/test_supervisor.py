@@ -83,7 +83,8 @@ class Service:
         reader, writer = os.pipe()
         config = ServeConfig((str(model),), ready_fd=writer, **settings)
         commands = {FRONTEND: command(frontend), WORKER: command(worker)}
-        self.supervisor = Supervisor(config, commands)
+        self.now_s = 100.0  # the supervisor's clock: it moves when a test says so
+        self.supervisor = Supervisor(config, commands, lambda: self.now_s)
         self.ready = asyncio.create_task(self._read_line(reader))
         self.exit_code = asyncio.create_task(self.supervisor.run())
 
@@ -264,6 +265,8 @@ def test_a_link_that_ends_while_both_live_costs_the_worker(tmp_path, monkeypatch
         old = service.pid(WORKER)
         await until(lambda: service.supervisor._roles[WORKER].child and service.pid(WORKER) != old)
         os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: service.supervisor._draining)
+        service.now_s += 1
         os.kill(os.getpid(), signal.SIGINT)
         await service.exit_code
 
@@ -288,9 +291,22 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         pids = [service.pid(FRONTEND), service.pid(WORKER)]
         os.kill(os.getpid(), signal.SIGTERM)
         await until(lambda: service.supervisor._draining)
+        service.now_s += 1
         os.kill(os.getpid(), signal.SIGTERM)
         assert await service.exit_code == 128 + signal.SIGTERM
         assert all(gone(pid) for pid in pids)
+
+    run(scenario())
+
+
+def test_a_signal_that_is_delivered_twice_is_one_signal(tmp_path):
+    async def scenario():
+        service = Service(tmp_path)
+        await service.ready
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: service.supervisor._draining or service.exit_code.done())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await service.exit_code == 0
 
     run(scenario())
 
