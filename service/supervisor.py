@@ -60,8 +60,8 @@ EXIT_GRACE_S = 2.0  # how long a child may take to exit once its control socket 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 10.0
 BACKOFF_FORGET_S = 30.0
-# A signal that follows sooner is the same one, delivered twice: `timeout` and other wrappers send theirs to the process
-# and to its group.
+# A signal that follows sooner is the same one, delivered twice: `timeout` and other wrappers send theirs to the
+# process and to its group.
 SAME_SIGNAL_S = 0.5
 DRAIN_GRACE_S = 5.0  # what a front end may take beyond the drain time-out to say so
 
