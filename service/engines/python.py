@@ -2,7 +2,8 @@
 
     <version>/model.py     class Model: initialize(config), execute(inputs) -> outputs, finalize()
 
-    open_python       starts the process of every instance, and waits until each has loaded the model
+    open_python       starts the process of every instance, and waits until each has loaded the model;
+                      open_python_model is the same by a config.pbtxt
     PythonInstance    one launcher's side: gather -> child executes -> reserve, copy -> complete
     python_process    the child as the worker holds it, and the thread that restarts it
     python_child      what runs in it
@@ -29,6 +30,7 @@ Numeric tensors and BOOL are served; BYTES and BF16 are refused at load by name.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -42,6 +44,7 @@ from service.engines.python_memory import layout
 from service.engines.python_process import ExecutionTimeout, InstanceProcess, Keeper, ProcessEnded
 from service.errors import Code
 from service.models.spec import ModelSpec, TensorSpec
+from service.models.wanted import Wanted, WantedTensor
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -55,6 +58,41 @@ _NOT_SERVED_YET = ("BYTES", "BF16")
 
 
 # ---- loading ----
+
+
+def open_python_model(path: str, *, name: str, version: str, wanted: Wanted) -> PythonEngine:
+    """Loads a model file by what its config.pbtxt says; there is nothing to derive. Raises ModelLoadError."""
+    faults = [
+        f"{kind} '{tensor.name}' needs a data_type and dims in config.pbtxt: a Python file does not say them"
+        for kind, tensors in (("input", wanted.inputs), ("output", wanted.outputs))
+        for tensor in tensors
+        if not tensor.datatype or tensor.dims is None
+    ]
+    if not wanted.inputs or not wanted.outputs:
+        faults.append("config.pbtxt must name its inputs and outputs: a Python file does not say them")
+    if faults:
+        raise ModelLoadError(f"model '{name}' ({path}) cannot be served: {'; '.join(faults)}")
+    size = (wanted.max_batch_size or 0) if wanted.firm else 0
+    said = json.loads(wanted.config_json or "{}").get("parameters", {})
+    spec = ModelSpec(
+        name=name,
+        version=version,
+        platform=PLATFORM,
+        backend=BACKEND,
+        max_batch_size=size,
+        inputs=_tensors(wanted.inputs),
+        outputs=_tensors(wanted.outputs),
+        max_batch_wait_us=wanted.max_batch_wait_us,
+        instances=wanted.instances,
+        why_unbatched="" if size else "config.pbtxt has no max_batch_size above 0",
+        warnings=wanted.warnings,
+        config_json=wanted.config_json,
+    )
+    return open_python(path, spec, {key: value.get("string_value", "") for key, value in said.items()})
+
+
+def _tensors(wanted: Sequence[WantedTensor]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.dims or ()) for tensor in wanted)
 
 
 def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None = None) -> PythonEngine:

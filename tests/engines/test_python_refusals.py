@@ -6,11 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from python_rig import AFFINE, Rig, X, Y
+from python_rig import AFFINE, Rig, X, Y, write_model
 
 from service.engines.base import ModelLoadError
-from service.engines.python import open_python
+from service.engines.python import open_python, open_python_model
+from service.models import modelconfig
 from service.models.spec import ModelSpec, TensorSpec
+from service.models.wanted import Wanted
 
 
 def refusal(folder: Path, source: str, *tensors, **parameters: str) -> str:
@@ -76,3 +78,37 @@ def test_a_datatype_that_is_not_served_yet(tmp_path: Path, datatype: str) -> Non
 def test_an_execution_timeout_that_is_none(tmp_path: Path, value: str) -> None:
     text = refusal(tmp_path, AFFINE, execution_timeout_s=value)
     assert f"execution_timeout_s is '{value}'; expected a number of seconds above 0" in text
+
+
+def wanted(text: str) -> Wanted:
+    return modelconfig.wanted_from(modelconfig.parse(text.encode()), modelconfig.Defaults(max_batch_size=32))
+
+
+def test_a_config_must_say_what_a_file_cannot(tmp_path: Path) -> None:
+    path = write_model(tmp_path, AFFINE)
+    with pytest.raises(ModelLoadError, match="config.pbtxt must name its inputs and outputs"):
+        open_python_model(path, name="m", version="1", wanted=wanted(""))
+    text = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 }'
+    with pytest.raises(ModelLoadError, match="output 'y' needs a data_type and dims in config.pbtxt"):
+        open_python_model(path, name="m", version="1", wanted=wanted(text))
+
+
+@pytest.mark.parametrize(("line", "size"), [("", 0), ("max_batch_size: 0", 0), ("max_batch_size: 6", 6)])
+def test_what_a_config_says_is_what_is_served(tmp_path: Path, line: str, size: int) -> None:
+    text = (
+        line
+        + """
+        input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+        output { name: "y" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+        instance_group { count: 2 }
+        parameters { key: "execution_timeout_s" value: { string_value: "7" } }
+    """
+    )
+    path = write_model(tmp_path, AFFINE)
+    engine = open_python_model(path, name="m", version="3", wanted=wanted(text))
+    engine.close()
+    spec = engine.spec
+    assert (spec.version, spec.max_batch_size, spec.instances) == ("3", size, 2)
+    assert spec.inputs == (TensorSpec("x", "FP32", (-1, 4)),) and spec.outputs[0].dims == (-1, 4)
+    assert engine.timeout_s == 7
+    assert bool(spec.why_unbatched) == (size == 0)
