@@ -24,6 +24,7 @@ MAX_INSTANCES = 64
 MAX_BATCH_SIZE = 65536
 MAX_BATCH_WAIT_US = 60_000_000
 MAX_ARENA_MB = 1 << 20
+MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
 FRONTENDS = ("grpcio",)
 
@@ -40,7 +41,8 @@ class ServeConfig:
         slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
         server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
         output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
-        requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
+        requests between one front-end thread and one worker at a time. max_message_bytes: of a request at
+        most. max_calls: inference calls and streams
         in progress at once. answer_mb: answers that clients have not read yet, in MiB. frontend: which front
         end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
@@ -60,6 +62,7 @@ class ServeConfig:
     slots_per_lane: int = 1024
     max_calls: int = 4096
     answer_mb: int = 1024
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     frontend: str = "grpcio"
     ready_fd: int | None = None
 
@@ -86,6 +89,7 @@ class ServeConfig:
             ("slots-per-lane", self.slots_per_lane, 1, 1 << 16),
             ("max-calls", self.max_calls, 1, MAX_CALLS),
             ("answer-mb", self.answer_mb, 1, MAX_ARENA_MB),
+            ("max-message-bytes", self.max_message_bytes, 1024, MAX_MESSAGE_BYTES),
         ]
         return [
             f"--{flag} must be between {low} and {high}, got {value}"

@@ -72,6 +72,9 @@ def serve(
     answer_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers that clients have not read yet.")
     ] = 1024,
+    max_message_bytes: Annotated[
+        int, typer.Option(metavar="BYTES", help="Size of a request at most; larger ones are refused.")
+    ] = 2**31 - 1,
     drain_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
@@ -110,6 +113,7 @@ def serve(
         arena_mb=arena_mb,
         output_arena_mb=output_arena_mb,
         slots_per_lane=slots_per_lane,
+        max_message_bytes=max_message_bytes,
         max_calls=max_calls,
         answer_mb=answer_mb,
         frontend=frontend,

@@ -39,6 +39,7 @@ cdef extern from "dispatch.h" nogil:
     int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                            hr_error *err) noexcept
     void hr_dispatch_refuse_oversize(hr_dispatch *d) noexcept
+    void hr_dispatch_limit_messages(hr_dispatch *d, uint64_t bytes) noexcept
     bint hr_dispatch_unordered(const hr_dispatch *d) noexcept
     void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle) noexcept
     int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) noexcept
@@ -106,12 +107,13 @@ cdef class Dispatcher:
     cdef hr_answer answer
     cdef unsigned generation
 
-    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane, bint split=True):
+    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane, bint split=True, uint64_t max_message_bytes=0x7fffffff):
         cdef hr_error err
         self.generation = _c.fq_generation
         self.d = hr_dispatch_new(<uint32_t>min((arena_bytes + (1 << 20) - 1) >> 20, 0xffffffff), slots_per_lane, &err)
         if self.d == NULL:
             raise ValueError(text_of(&err)) if err.code == 3 else OSError(text_of(&err))
+        hr_dispatch_limit_messages(self.d, max_message_bytes)
         if not split:
             hr_dispatch_refuse_oversize(self.d)
 

@@ -168,6 +168,11 @@ static int check_size(const hr_dispatch *d, const hr_spec *spec, hr_error *err) 
 
 int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                        hr_error *err) {
+    if (length > d->max_message)
+        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+                       "a message of %zu bytes is larger than the %llu that --max-message-bytes allows: send fewer "
+                       "rows, or raise it",
+                       length, (unsigned long long)d->max_message);
     if (hr_scan(message, length, &d->request, err) < 0) return -1;
     hr_spec *spec = hr_table_find(d->table, d->request.model_name, d->request.model_version, err);
     hr_lane *lane = spec ? find_lane(d, spec, err) : NULL;
@@ -184,6 +189,7 @@ int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, co
 
 bool hr_dispatch_unordered(const hr_dispatch *d) { return d->bound.unordered; }
 void hr_dispatch_refuse_oversize(hr_dispatch *d) { d->refuse_oversize = true; }
+void hr_dispatch_limit_messages(hr_dispatch *d, uint64_t bytes) { d->max_message = bytes; }
 
 /* ---- ANSWERED, by whomever ---- */
 

@@ -75,6 +75,9 @@ void hr_dispatch_set_table(hr_dispatch *d, hr_table *table);
 /* From now on a request of more rows than its model's maximum batch is refused, in Triton's words, and not split. */
 void hr_dispatch_refuse_oversize(hr_dispatch *d);
 
+/* From now on a message of more bytes is refused (--max-message-bytes); INT32_MAX, as much as protobuf has, at first. */
+void hr_dispatch_limit_messages(hr_dispatch *d, uint64_t bytes);
+
 /* ---- requests ---- */
 
 typedef struct hr_call {

@@ -50,6 +50,7 @@ hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err) {
         return NULL;
     }
     d->slots = power_of_two(slots);
+    d->max_message = INT32_MAX;
     d->arena_fd = d->eventfd = -1;
     if (make_thread(d, arena_mb, err) == 0) return d;
     hr_dispatch_free(d);

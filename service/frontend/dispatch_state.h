@@ -63,6 +63,7 @@ struct hr_dispatch {
     uint32_t turn; /* the lane that is polled next */
     uint32_t outstanding;
     uint64_t sequence;
+    uint64_t max_message; /* bytes */
     bool refuse_oversize; /* more rows than the maximum batch are an error, not a split */
     uint8_t *arena;
     uint64_t arena_bytes;

@@ -52,10 +52,13 @@ class FrontEnd:
         self._was_ready = False
         self.catalog = Catalog()
         self.state = State(self.catalog)
-        self._calls = Calls(Dispatcher(config.arena_mb << 20, config.slots_per_lane))
+        dispatcher = Dispatcher(
+            config.arena_mb << 20, config.slots_per_lane, max_message_bytes=config.max_message_bytes
+        )
+        self._calls = Calls(dispatcher)
         rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
         self.admission = Admission(config.max_calls, config.answer_mb << 20)
-        self._server = Server(self._calls, rpcs, self.state, self.admission)
+        self._server = Server(self._calls, rpcs, self.state, self.admission, config.max_message_bytes)
         self._links = Links(self._calls, self.catalog, self._readiness_changed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None

@@ -42,6 +42,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--arena-mb": 7,
         "--output-arena-mb": 8,
         "--slots-per-lane": 11,
+        "--max-message-bytes": 14000,
         "--drain-timeout": 9.5,
         "--ready-fd": 10,
     }
@@ -60,6 +61,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         arena_mb=7,
         output_arena_mb=8,
         slots_per_lane=11,
+        max_message_bytes=14000,
         drain_timeout_s=9.5,
         ready_fd=10,
     )

@@ -30,7 +30,6 @@ from service.frontend.state import SHUTTING_DOWN_REASON, State
 
 INT32_MAX = 2**31 - 1
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", INT32_MAX),
     ("grpc.max_send_message_length", INT32_MAX),
     # Without this two servers may bind one port, and the second would never know.
     ("grpc.so_reuseport", 0),
@@ -44,6 +43,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server.max_pending_requests_hard_limit", INT32_MAX),
 )
 
+# What is a little larger than a message may be is read all the same, for the dispatcher to refuse with the
+# name of the flag. gRPC refuses the rest by its length, before it is read, in words of its own.
+READ_TO_REFUSE_BYTES = 64 << 20
+
 # What is answered may still be on its way to a client that reads. No longer is anything waited for that is no
 # accepted request: a call whose request never came, or an open reflection stream.
 LAST_WORDS_S = 2.0
@@ -54,16 +57,21 @@ Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
 class Server:
     """One listening gRPC server on the running loop."""
 
-    def __init__(self, calls: Calls, rpcs: Rpcs, state: State, admission: Admission) -> None:
+    def __init__(
+        self, calls: Calls, rpcs: Rpcs, state: State, admission: Admission, max_message_bytes: int
+    ) -> None:
         self._calls = calls
         self._admission = admission
         self._state = state
         self._unary = Unary(calls, rpcs, state)
         self._health = Health(lambda: state.ready)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
-        self._server = grpc.aio.server(
-            options=[*OPTIONS, ("grpc.max_concurrent_streams", admission.max_calls)]
-        )
+        readable = min(INT32_MAX, max_message_bytes + min(max_message_bytes, READ_TO_REFUSE_BYTES))
+        limits = [
+            ("grpc.max_concurrent_streams", admission.max_calls),
+            ("grpc.max_receive_message_length", readable),
+        ]
+        self._server = grpc.aio.server(options=[*OPTIONS, *limits])
         self._server.add_registered_method_handlers(SERVICE, self._handlers())
         self._server.add_registered_method_handlers(HEALTH, self._health.handlers())
         for name in REFLECTIONS:
