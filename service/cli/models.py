@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "headrace models                          # everything at localhost:8001",
     "headrace models resnet50 --url gpu1:8001 # one model of another machine",
-    "headrace models --json | jq '.[].name'",
+    "headrace models --json | jq '.[].model'",
 )
 
 READY = "READY"

@@ -298,8 +298,9 @@ def _compare_output(
     if moved <= NOISE.get(tensor.datatype, 0.0) * _magnitude(expected):
         return Finding.UNKNOWN, f"the rows of output '{tensor.name}' are too much alike to be compared"
     part = moved / spread if spread else float("inf")
-    by = f"{part:.2g} of its range when other rows are in the batch"
-    why = f"a row of output '{tensor.name}' differs by {by}"
+    by = f"differs by {part:.2g} of its range" if np.isfinite(part) else "changes"
+    by += " when other rows are in the batch"
+    why = f"a row of output '{tensor.name}' {by}"
     return Finding.DEPENDENT if part > FAR_OFF else Finding.CLOSE, why
 
 

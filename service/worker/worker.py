@@ -1,8 +1,8 @@
 """The models of one device between their links and their engines.
 
-    link thread (one per link)  attaches the front end's lanes, says what it serves, detaches when the link
-    ends former thread               native: takes requests from all lanes and closes batches launcher
-    threads            one per stream: see launcher.py
+    link threads      one per link: attaches the front end's lanes, says what it serves, detaches at the end
+    former thread     native: takes requests from all lanes and closes batches
+    launcher threads  one per stream: see launcher.py
 
 On a CPU each model has `instances` streams of its own, so that a slow model does not stop the others: a
 model is a group of streams to the former. Model ids count from 1 and are never used again in a worker's

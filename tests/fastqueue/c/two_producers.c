@@ -1,5 +1,5 @@
 /* two_producers.c: two threads send rows, a third runs them in batches; the model is y = 2x + 1. No Python, and to compile:
- * cc -std=c11 -D_GNU_SOURCE -I$(python -c 'import fastqueue; print(fastqueue.get_include())') two_producers.c -pthread */
+ * cc -std=c11 -D_GNU_SOURCE -I$(python -P -c 'import fastqueue; print(fastqueue.get_include())') two_producers.c -pthread */
 #include <stdlib.h>
 #include "fq_control.h"
 #include "fq_fill.h"
