@@ -1,12 +1,12 @@
-"""The real service with a stand-in for a device: y = 2x + 1 on FP32 [-1, 16], a fixed time per batch.
+"""The real service with a stand-in for a device: y = 2x + 1 on FP32 [-1, WIDTH], a fixed time per batch.
 
 What a batching server is for is a device that works on its own while the CPU does something else. A busy
 loop would take that CPU from the front end and from the load generator, and be slowed down by them in turn;
 a timer does neither. Everything else is what ``headrace serve`` starts: supervisor, front-end process,
 worker process, queue.
 
-    python device.py serve ENGINE_MS MAX_BATCH_SIZE [flags of headrace serve]     what ``running`` starts
-    python device.py work ENGINE_MS --control-fd N                                the worker that it starts
+    python device.py serve ENGINE_MS MAX_BATCH_SIZE WIDTH [flags of headrace serve]   what ``running`` starts
+    python device.py work ENGINE_MS WIDTH --control-fd N                              the worker it starts
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from fastqueue import Batch
 
 WIDTH = 16
-ROW_BYTES = WIDTH * 4
 
 
 class Device:
@@ -46,7 +45,8 @@ class Device:
     def __init__(self, spec: ModelSpec, engine_ms: float) -> None:
         self.spec = spec
         self._seconds = engine_ms / 1e3
-        self._x = np.empty((max(1, spec.max_batch_size), WIDTH), np.float32)
+        self._width = spec.inputs[0].dims[0]
+        self._x = np.empty((max(1, spec.max_batch_size), self._width), np.float32)
 
     def create_instance(self, index: int) -> Device:
         return Device(self.spec, self._seconds * 1e3)
@@ -55,21 +55,21 @@ class Device:
         rows = batch.rows
         batch.gather(0, self._x.ctypes.data, self._x.nbytes)
         batch.mark_input_done()
-        (address,) = batch.reserve([ROW_BYTES]) or [0]
-        y = np.ctypeslib.as_array((ctypes.c_float * (rows * WIDTH)).from_address(address)).reshape(
-            rows, WIDTH
+        (address,) = batch.reserve([self._width * 4]) or [0]
+        y = np.ctypeslib.as_array((ctypes.c_float * (rows * self._width)).from_address(address)).reshape(
+            rows, self._width
         )
         np.multiply(self._x[:rows], 2, out=y)
         y += 1
         time.sleep(self._seconds)
         batch.mark_compute_done()
-        batch.complete([(rows, WIDTH)])
+        batch.complete([(rows, self._width)])
 
     def close(self) -> None:
         pass
 
 
-def engines(config: ServeConfig, engine_ms: float) -> list[Engine]:
+def engines(config: ServeConfig, engine_ms: float, width: int) -> list[Engine]:
     """One device for each model of the configuration, whose files are only names here."""
     return [
         Device(
@@ -79,8 +79,8 @@ def engines(config: ServeConfig, engine_ms: float) -> list[Engine]:
                 platform="timer",
                 backend="timer",
                 max_batch_size=config.max_batch_size or 1,
-                inputs=(TensorSpec("x", "FP32", (WIDTH,)),),
-                outputs=(TensorSpec("y", "FP32", (WIDTH,)),),
+                inputs=(TensorSpec("x", "FP32", (width,)),),
+                outputs=(TensorSpec("y", "FP32", (width,)),),
                 max_batch_wait_us=config.max_batch_wait_us,
                 instances=config.instances,
             ),
@@ -91,15 +91,19 @@ def engines(config: ServeConfig, engine_ms: float) -> list[Engine]:
 
 
 @contextmanager
-def running(engine_ms: float, max_batch_size: int) -> Iterator[Server]:
+def running(engine_ms: float, max_batch_size: int, width: int = WIDTH) -> Iterator[Server]:
     """The service with one model, ``device``, in processes of its own."""
-    with started([sys.executable, __file__, "serve", str(engine_ms), str(max_batch_size)]) as server:
+    with started(
+        [sys.executable, __file__, "serve", str(engine_ms), str(max_batch_size), str(width)]
+    ) as server:
         yield server
 
 
-def serve(engine_ms: str, max_batch_size: int, grpc_port: int, metrics_port: int, ready_fd: int) -> int:
+def serve(
+    engine_ms: str, max_batch_size: int, width: str, grpc_port: int, metrics_port: int, ready_fd: int
+) -> int:
     """Runs the service in this process; returns its exit code."""
-    commands = {FRONTEND: COMMANDS[FRONTEND], WORKER: [sys.executable, __file__, "work", engine_ms]}
+    commands = {FRONTEND: COMMANDS[FRONTEND], WORKER: [sys.executable, __file__, "work", engine_ms, width]}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "device.onnx")
         model.touch()
@@ -120,6 +124,7 @@ def main() -> int:
     )
     parser.add_argument("engine_ms")
     parser.add_argument("max_batch_size", type=int)
+    parser.add_argument("width")
     for flag in ("--grpc-port", "--metrics-port", "--ready-fd"):
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--end-with-parent", action="store_true")
@@ -127,11 +132,11 @@ def main() -> int:
     if arguments.end_with_parent:
         end_with_parent_process()
     ports = arguments.grpc_port, arguments.metrics_port
-    return serve(arguments.engine_ms, arguments.max_batch_size, *ports, arguments.ready_fd)
+    return serve(arguments.engine_ms, arguments.max_batch_size, arguments.width, *ports, arguments.ready_fd)
 
 
 if __name__ == "__main__" and sys.argv[1] == "work":
-    ms = float(sys.argv[2])
-    os._exit(work(sys.argv[3:], lambda config: engines(config, ms)))
+    ms, columns = float(sys.argv[2]), int(sys.argv[3])
+    os._exit(work(sys.argv[4:], lambda config: engines(config, ms, columns)))
 elif __name__ == "__main__":
     sys.exit(main())
