@@ -115,6 +115,10 @@ def parse(data: bytes) -> Parsed:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         raise ConfigFault(_parse_fault(error)) from error
+    except ValueError as error:  # the library's own, for a number that no enum can have
+        value = str(error).rpartition(" ")[2]
+        line = text.count("\n", 0, max(0, text.find(value))) + 1
+        raise ConfigFault(f"line {line}: {error}; expected a value that the field can have") from error
     except RecursionError as error:
         raise ConfigFault("it is nested too deeply; expected the fields of ModelConfig") from error
     return Parsed(message, "max_batch_size" in _tokens(text))
@@ -254,6 +258,8 @@ def _batch_sizes(config: Any, faults: list[str]) -> tuple[int, ...]:
 
 def _tensors(kind: str, tensors: Any, faults: list[str]) -> tuple[WantedTensor, ...]:
     names = [tensor.name for tensor in tensors]
+    if "" in names:
+        faults.append(f"{kind} number {names.index('') + 1} has no name")
     faults += [f"{kind} '{name}' comes twice" for name in sorted(set(names)) if names.count(name) > 1]
     found = []
     for tensor in tensors:

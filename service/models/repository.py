@@ -24,7 +24,8 @@ from service.models.modelconfig import MODEL_FILES, PLATFORMS, ConfigFault, Defa
 from service.models.wanted import Wanted
 
 CONFIG_FILE = "config.pbtxt"
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 64 << 10  # all configs together have to cross a control socket
+MAX_MODELS = 64  # the queue's, on one worker; each version counts
 _MAX_VERSION = (1 << 63) - 1
 
 
@@ -54,7 +55,11 @@ def find(paths: Sequence[str], defaults: Defaults) -> tuple[list[Found], list[st
             faults += wrong
         else:
             found.append(_model_file(path, defaults))
-    return found, faults + _clashes(found)
+    faults += _clashes(found)
+    if len(found) > MAX_MODELS:
+        what = f"{len(found)} models and versions were given; a worker has room for {MAX_MODELS}"
+        faults.append(f"{what}: serve fewer, or fewer versions of each (version_policy)")
+    return found, faults
 
 
 def _model_file(path: str, defaults: Defaults) -> Found:
@@ -90,6 +95,10 @@ def find_in_repository(folder: Path, defaults: Defaults) -> tuple[list[Found], l
             found += find_model(model, defaults)
         except ConfigFault as fault:
             faults.append(f"model '{model.name}' ({model}): {fault}")
+        except OSError as error:
+            faults.append(
+                f"model '{model.name}' ({model}): {error.filename} cannot be read: {error.strerror}"
+            )
     return found, faults
 
 
@@ -119,6 +128,7 @@ def _repository_fault(folder: Path) -> str:
 
 def find_model(folder: Path, defaults: Defaults) -> list[Found]:
     """The versions to serve of the model in `folder`, lowest first. Raises ConfigFault."""
+    _check_name(folder.name)
     config, wanted = _read_config(folder, defaults)
     backend = _backend(config)
     versions = _choose(config, *_versions(folder))
@@ -132,17 +142,26 @@ def find_model(folder: Path, defaults: Defaults) -> list[Found]:
     return found
 
 
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigFault("the folder's name is not UTF-8, so no request could name the model") from error
+
+
 def _read_config(folder: Path, defaults: Defaults) -> tuple[Any, Wanted]:
     path = folder / CONFIG_FILE
     data = b""
     if path.exists() or path.is_symlink():
+        if not path.is_file():
+            raise ConfigFault(f"{CONFIG_FILE} is no file that can be read")
         try:
             with open(path, "rb") as file:
                 data = file.read(MAX_CONFIG_BYTES + 1)
         except OSError as error:
             raise ConfigFault(f"{CONFIG_FILE} cannot be read: {error.strerror}") from error
     if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigFault(f"{CONFIG_FILE} has more than {MAX_CONFIG_BYTES >> 20} MiB")
+        raise ConfigFault(f"{CONFIG_FILE} has more than {MAX_CONFIG_BYTES >> 10} KiB")
     try:
         parsed = modelconfig.parse(data)
         wanted = modelconfig.wanted_from(parsed, defaults)

@@ -57,7 +57,7 @@ def notes_on(worker: Worker) -> list[str]:
         if spec.why_unbatched:
             notes.append(f"model '{spec.name}' is not batched: {spec.why_unbatched}")
         notes += [f"model '{spec.name}': {warning}" for warning in spec.warnings]
-    return notes
+    return list(dict.fromkeys(notes))  # versions of one model have much in common
 
 
 def main(arguments: Sequence[str], load: Callable[[ServeConfig], list[Engine]] = open_engines) -> int:

@@ -38,6 +38,7 @@ def fault(text: str | bytes) -> str:
         ("\n\ninput [ { name: 'x' data_type: TYPE_FLOAT } ]", 3, "TYPE_FLOAT"),
         ("max_batch_size: 1\nmax_batch_size: 2", 2, "max_batch_size"),
         ("input {", 1, "}"),
+        ("\ninput { data_type: 99999999999999999999 }", 2, "out of range"),
         (b"name: 'a'\nplatform: '\xff'", 2, "UTF-8"),
     ],
 )
@@ -195,6 +196,7 @@ def test_allowed_batch_sizes() -> None:
         ("instance_group { count: 40 } instance_group { count: 40 }", "the sum of instance_group.count"),
         ("dynamic_batching { max_queue_delay_microseconds: 18446744073709551615 }", "max_queue_delay"),
         ("input { name: 'x' } input { name: 'x' }", "input 'x' comes twice"),
+        ("input { name: 'x' } input { dims: [ 1 ] }", "input number 2 has no name"),
         ("input { name: 'x' dims: [ 0 ] }", "input 'x' has dims [0]"),
         ("output { name: 'x' dims: [ -2 ] }", "output 'x' has dims [-2]"),
         ("input { name: 'x' data_type: 99 }", "data_type 99 is unknown"),

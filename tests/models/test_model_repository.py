@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from service.models.modelconfig import Defaults
-from service.models.repository import find
+from service.models.repository import MAX_CONFIG_BYTES, MAX_MODELS, find
 
 
 def put(folder: Path, name: str, *versions: object, config: str | None = None, file: str = "model.onnx"):
@@ -122,6 +123,31 @@ def test_a_folder_without_models_says_what_was_expected(repository: Path) -> Non
     assert f"{repository}/NAME/1/model.onnx" in fault(repository)
     (repository / "net.onnx").touch()
     assert f"to serve a file, give its path: '{repository}/net.onnx'" in fault(repository)
+
+
+def test_a_config_that_is_no_file(repository: Path) -> None:
+    put(repository, "a", 1)
+    os.mkfifo(repository / "a" / "config.pbtxt")  # to open it would wait for ever
+    assert "config.pbtxt is no file" in fault(repository)
+    (repository / "a" / "config.pbtxt").unlink()
+    (repository / "a" / "config.pbtxt").symlink_to("nowhere")
+    assert "config.pbtxt is no file" in fault(repository)
+
+
+def test_a_config_beyond_all_measure(repository: Path) -> None:
+    put(repository, "a", 1, config="#" * (MAX_CONFIG_BYTES + 1))
+    assert "has more than 64 KiB" in fault(repository)
+
+
+def test_a_name_that_no_request_could_say(repository: Path) -> None:
+    put(repository, os.fsdecode(b"caf\xe9"), 1)
+    assert "the folder's name is not UTF-8" in fault(repository)
+
+
+def test_more_versions_than_a_worker_has_room_for(repository: Path) -> None:
+    put(repository, "a", *range(1, MAX_MODELS + 2), config="version_policy { all { } }")
+    _, (said,) = find([str(repository)], Defaults())
+    assert "65 models and versions were given; a worker has room for 64" in said
 
 
 def test_one_name_in_two_places(tmp_path: Path, repository: Path) -> None:
