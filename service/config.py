@@ -27,6 +27,7 @@ MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
 FRONTENDS = ("grpcio",)
+STATUS_CODES = ("headrace", "triton")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class ServeConfig:
         output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
         requests between one front-end thread and one worker at a time. max_message_bytes: of a request at
         most. max_calls: inference calls and streams
-        in progress at once. answer_mb: answers that clients have not read yet, in MiB. frontend: which front
+        in progress at once. answer_mb: answers that clients have not read yet, in MiB. status_codes: whose
+        refusals these are, where Triton differs (STATUS_CODES). frontend: which front
         end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
     """
@@ -63,6 +65,7 @@ class ServeConfig:
     max_calls: int = 4096
     answer_mb: int = 1024
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    status_codes: str = "headrace"
     frontend: str = "grpcio"
     ready_fd: int | None = None
 
@@ -105,6 +108,9 @@ class ServeConfig:
             faults.append("--host is empty; name an address to bind, such as 127.0.0.1 or 0.0.0.0")
         if not self.server_name:
             faults.append("--server-name is empty; leave it out to be called headrace")
+        if self.status_codes not in STATUS_CODES:
+            words = ", ".join(STATUS_CODES)
+            faults.append(f"--status-codes must be one of {words}, got '{self.status_codes}'")
         if self.frontend not in FRONTENDS:
             faults.append(f"--frontend must be one of {', '.join(FRONTENDS)}, got '{self.frontend}'")
         return faults

@@ -112,6 +112,23 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 NOT_READY = "Server not ready"
 
 
+# What `--status-codes triton` says instead, where Triton has another code: (our code, may the same request
+# succeed later) -> (its code, the words it begins with). None: a worker failed it, and did not say.
+TRITON: dict[tuple[Code, bool | None], tuple[Code, str]] = {
+    (Code.RESOURCE_EXHAUSTED, True): (Code.UNAVAILABLE, "Exceeds maximum queue size"),
+    (Code.RESOURCE_EXHAUSTED, False): (Code.INVALID_ARGUMENT, ""),
+    (Code.RESOURCE_EXHAUSTED, None): (Code.UNAVAILABLE, ""),
+    (Code.DEADLINE_EXCEEDED, False): (Code.UNAVAILABLE, "Request timeout expired"),
+    (Code.DEADLINE_EXCEEDED, None): (Code.UNAVAILABLE, "Request timeout expired"),
+}
+
+
+def as_triton(code: int, message: str, transient: bool | None) -> tuple[int, str]:
+    """Code and message under `--status-codes triton`. What is not in the table stays as it is."""
+    told, words = TRITON.get((Code(code), transient), (code, ""))
+    return told, message if message.startswith(words) else f"{words}: {message}"
+
+
 def code_of(error: BaseException) -> Code:
     """The status code of an error. Whatever has no row in the table is a defect of ours: INTERNAL."""
     for cls in type(error).__mro__:

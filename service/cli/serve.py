@@ -72,6 +72,14 @@ def serve(
     answer_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers that clients have not read yet.")
     ] = 1024,
+    status_codes: Annotated[
+        str,
+        typer.Option(
+            metavar="headrace|triton",
+            help="Whose status codes and texts, where they differ; triton also refuses what is larger than a "
+            "batch, in place of splitting it.",
+        ),
+    ] = "headrace",
     max_message_bytes: Annotated[
         int, typer.Option(metavar="BYTES", help="Size of a request at most; larger ones are refused.")
     ] = 2**31 - 1,
@@ -116,6 +124,7 @@ def serve(
         max_message_bytes=max_message_bytes,
         max_calls=max_calls,
         answer_mb=answer_mb,
+        status_codes=status_codes,
         frontend=frontend,
         ready_fd=ready_fd,
     )

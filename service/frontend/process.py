@@ -52,12 +52,16 @@ class FrontEnd:
         self._was_ready = False
         self.catalog = Catalog()
         self.state = State(self.catalog)
+        triton = config.status_codes == "triton"
         dispatcher = Dispatcher(
-            config.arena_mb << 20, config.slots_per_lane, max_message_bytes=config.max_message_bytes
+            config.arena_mb << 20,
+            config.slots_per_lane,
+            split=not triton,
+            max_message_bytes=config.max_message_bytes,
         )
-        self._calls = Calls(dispatcher)
+        self._calls = Calls(dispatcher, triton)
         rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
-        self.admission = Admission(config.max_calls, config.answer_mb << 20)
+        self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
         self._server = Server(self._calls, rpcs, self.state, self.admission, config.max_message_bytes)
         self._links = Links(self._calls, self.catalog, self._readiness_changed)
         self._tasks: set[asyncio.Task[None]] = set()

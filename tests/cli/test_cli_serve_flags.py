@@ -43,6 +43,9 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--output-arena-mb": 8,
         "--slots-per-lane": 11,
         "--max-message-bytes": 14000,
+        "--max-calls": 12,
+        "--answer-mb": 13,
+        "--status-codes": "triton",
         "--drain-timeout": 9.5,
         "--ready-fd": 10,
     }
@@ -62,6 +65,9 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         output_arena_mb=8,
         slots_per_lane=11,
         max_message_bytes=14000,
+        max_calls=12,
+        answer_mb=13,
+        status_codes="triton",
         drain_timeout_s=9.5,
         ready_fd=10,
     )

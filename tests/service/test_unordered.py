@@ -1,4 +1,4 @@
-"""headrace_unordered: answers of a stream in the order of their completion, for the requests that ask for it."""
+"""headrace_unordered: a request on a stream whose answer does not wait for its turn."""
 
 from __future__ import annotations
 

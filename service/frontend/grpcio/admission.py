@@ -15,7 +15,8 @@ The worker is not made to wait for such clients: its output arena is everybody's
 
 from __future__ import annotations
 
-from service.errors import Overloaded
+from service.codec.errors import RequestError
+from service.errors import Code, as_triton
 
 _SHARE = 4
 
@@ -23,17 +24,25 @@ _SHARE = 4
 class Admission:
     """Counts for one front end; all calls belong to its loop's thread."""
 
-    def __init__(self, max_calls: int, answer_bytes: int) -> None:
+    def __init__(self, max_calls: int, answer_bytes: int, triton: bool = False) -> None:
         self.max_calls = max_calls
         self.answer_bytes = answer_bytes
         self.stream_share = answer_bytes // _SHARE
+        self._triton = triton
         self.calls = 0
         self.held = 0
 
+    def refusal(self, text: str) -> RequestError:
+        """What is raised here: the same request may succeed later."""
+        code, message = int(Code.RESOURCE_EXHAUSTED), text
+        if self._triton:
+            code, message = as_triton(code, message, True)
+        return RequestError(code, message, True)
+
     def enter(self) -> None:
-        """One more call; `leave` takes it back. Raises Overloaded, and then there is nothing to take back."""
+        """One more call, until `leave`. Raises RequestError, and then there is nothing to leave."""
         if self.calls >= self.max_calls:
-            raise Overloaded(
+            raise self.refusal(
                 f"all {self.max_calls} calls that may be in progress at once (--max-calls) are, try later"
             )
         self.calls += 1
@@ -42,9 +51,9 @@ class Admission:
         self.calls -= 1
 
     def check_answers(self) -> None:
-        """Raises Overloaded while a request's answer would have nowhere to lie."""
+        """Raises RequestError while a request's answer would have nowhere to lie."""
         if self.held >= self.answer_bytes:
-            raise Overloaded(
+            raise self.refusal(
                 f"{self.held} bytes of answers wait for clients that do not read them, and --answer-mb "
                 f"allows {self.answer_bytes >> 20} MB: try later"
             )

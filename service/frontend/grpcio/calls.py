@@ -10,6 +10,8 @@ task: a request costs a dictionary entry and one call each way.
 Before the loop may sleep, the dispatcher is armed: it then rings the eventfd when something comes. It is
 armed at the end of every collect, and the first one is at the start.
 
+With `triton`, whatever was refused or failed is told in Triton's codes and words from here on.
+
 The dispatcher keeps the deadlines. This file keeps one loop timer, for the earliest of them.
 """
 
@@ -19,7 +21,8 @@ import asyncio
 import itertools
 from typing import Protocol
 
-from service.errors import Code
+from service.codec.errors import RequestError
+from service.errors import Code, as_triton
 from service.frontend._dispatch import Dispatcher
 from service.log import say_exception
 from service.models.spec import ModelSpec
@@ -49,8 +52,9 @@ def give(sink: Sink, answer: Answer) -> None:
 class Calls:
     """The front-end thread of the running loop. All calls belong to the loop's thread."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, triton: bool = False) -> None:
         self._dispatcher = dispatcher
+        self._triton = triton
         self._loop = asyncio.get_running_loop()
         self._sinks: dict[int, Sink] = {}
         self._tokens = itertools.count(1)
@@ -76,7 +80,13 @@ class Calls:
     def submit(self, request: bytes, sink: Sink, deadline_ns: int | None, stream: bool) -> Ticket:
         """Sends a request. Raises RequestError, and then the sink gets nothing."""
         token = next(self._tokens)
-        handle = self._dispatcher.submit(request, token, deadline_ns, stream)
+        try:
+            handle = self._dispatcher.submit(request, token, deadline_ns, stream)
+        except RequestError as error:
+            if not self._triton:
+                raise
+            told = as_triton(error.code, error.message, error.transient)
+            raise RequestError(*told, error.transient) from error
         self._sinks[token] = sink
         self._set_timer()
         return token, handle
@@ -106,10 +116,17 @@ class Calls:
             for answer in dispatcher.drain():
                 sink = sinks.pop(answer[0], None)
                 if sink is not None:
-                    give(sink, answer)
+                    give(sink, self._told(answer))
             armed = dispatcher.arm()
         self._set_timer()
         self._tell_if_idle()
+
+    def _told(self, answer: Answer) -> Answer:
+        token, code, payload = answer
+        if code == 0 or not self._triton:
+            return answer
+        code, message = as_triton(code, payload.decode(), None)
+        return token, code, message.encode()
 
     def _tell_if_idle(self) -> None:
         if self._idle is not None and not self._sinks:

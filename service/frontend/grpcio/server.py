@@ -17,12 +17,13 @@ from typing import Any
 
 import grpc
 
-from service.errors import Code, Overloaded, StartError
+from service.codec.errors import RequestError
+from service.errors import Code, StartError
 from service.frontend.addresses import join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
-from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
+from service.frontend.grpcio.status import Context, set_shutting_down, set_status
 from service.frontend.grpcio.stream import Stream
 from service.frontend.grpcio.unary import Unary
 from service.frontend.rpcs import NOT_BUILT, SERVICE, UNARY, Rpcs
@@ -90,7 +91,7 @@ class Server:
         """Lets a call in, until gRPC has sent its end; None: it is refused, and the status is set."""
         try:
             self._admission.enter()
-        except Overloaded as error:
+        except RequestError as error:
             self._refuse(context, error)
             return None
         task = asyncio.current_task()
@@ -98,10 +99,9 @@ class Server:
         task.add_done_callback(self._admission.leave)
         return task
 
-    def _refuse(self, context: Context, error: Overloaded) -> bytes:
-        code, message = status_of(error)
-        self._state.count_rejected_code(code)
-        return set_status(context, code, message, retry=True)
+    def _refuse(self, context: Context, error: RequestError) -> bytes:
+        self._state.count_rejected_code(error.code)
+        return set_status(context, error.code, error.message, retry=True)
 
     async def _model_infer(self, _: Any, context: Context) -> bytes:
         task = self._enter(context)
@@ -116,7 +116,7 @@ class Server:
             del request  # it is as large as clients like, and not needed as long as its answer takes
             answer = await inference
             self._admission.check_answers()
-        except Overloaded as error:
+        except RequestError as error:
             return self._refuse(context, error)
         if answer:  # it lies here until gRPC has sent it and its status, which is when the task ends
             self._admission.add(len(answer))

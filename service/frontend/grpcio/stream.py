@@ -35,7 +35,8 @@ from collections import deque
 
 import grpc
 
-from service.errors import Code, Overloaded
+from service.codec.errors import RequestError
+from service.errors import Code
 from service.frontend._dispatch import stream_error
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Answer, Calls, Ticket
@@ -69,8 +70,8 @@ class Entry:
             return
         try:
             self.stream.check_share()
-        except Overloaded as error:
-            self.fail(*status_of(error))
+        except RequestError as error:
+            self.fail(error.code, error.message)
         else:
             self._finish(payload)
 
@@ -199,9 +200,9 @@ class Stream:
         _wake(self._reader_waits)
 
     def check_share(self) -> None:
-        """Raises Overloaded when no further answer of this stream may lie here."""
+        """Raises RequestError when no further answer of this stream may lie here."""
         if self._held >= self._admission.stream_share:
-            raise Overloaded(
+            raise self._admission.refusal(
                 f"{self._held} bytes of answers wait on this stream for a client that does not read them; a "
                 f"stream may have a quarter of --answer-mb, {self._admission.stream_share >> 20} MB"
             )
