@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
+from google.protobuf import json_format
 
 from service._pb import model_config as pb
 from service.models.modelconfig import (
@@ -16,6 +18,7 @@ from service.models.modelconfig import (
     parse,
     wanted_from,
 )
+from service.models.spec import ModelSpec, TensorSpec, config
 from service.models.wanted import Wanted, WantedTensor
 
 
@@ -209,3 +212,54 @@ def test_values_out_of_bounds(text: str, words: str) -> None:
 def test_all_faults_of_a_config_come_at_once() -> None:
     said = fault("max_batch_size: -1 sequence_batching { } input { name: 'x' optional: true }")
     assert all(words in said for words in ("max_batch_size", "sequence_batching", "input.optional"))
+
+
+GOOD = b"""name: "m"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4, -1 ] } ]
+output { name: "y" dims: 4 }
+version_policy: { specific: { versions: [ 1, 2 ] } }
+instance_group [ { count: 2 kind: KIND_CPU gpus: [ 0 ] } ]
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 100 }
+parameters { key: "allowed_batch_sizes" value { string_value: "1,4,8" } }
+metric_tags { key: "a" value: "b" }
+"""
+SNIPPETS = [
+    text.encode("latin-1") for text in "{ } [ ] : \" ' \\ \\377 \\U00110000 -1 1e999 nan 0x # < \xff".split()
+]
+SNIPPETS += [b"\n", b"\0", b"9" * 20, b"[type.googleapis.com/x]", b"input"]
+
+
+def damaged(random: Random) -> bytes:
+    data = bytearray(GOOD)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(data) + 1)
+        kind = random.randrange(4)
+        if kind == 0:
+            del data[at : at + random.randint(1, 20)]
+        elif kind == 1:
+            data[at : at + 1] = bytes([random.randrange(256)])
+        elif kind == 2:
+            data[at:at] = data[random.randrange(len(data) + 1) :][: random.randint(1, 60)]
+        else:
+            data[at:at] = random.choice(SNIPPETS)
+    return bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # protobuf's own, on damaged strings
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_config_is_a_fault_with_words_or_a_config_that_can_be_told(seed: int) -> None:
+    random = Random(seed)
+    told = 0
+    for _ in range(1000):
+        data = damaged(random)
+        try:
+            found = wanted_from(parse(data), Defaults())
+        except ConfigFault as said:
+            assert str(said), data
+            continue
+        x, y = (TensorSpec(name, "FP32", (4,)) for name in "xy")
+        spec = ModelSpec("m", "1", "p", "b", 8, (x,), (y,), config_json=found.config_json)
+        assert json_format.ParseDict(config(spec), pb.ModelConfig()).max_batch_size == 8
+        told += 1
+    assert told > 0

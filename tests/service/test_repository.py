@@ -21,7 +21,8 @@ from service.config import ServeConfig
 from service.demo.server import started
 from service.errors import StartError
 from service.inprocess import running
-from service.worker.__main__ import open_engines
+from service.worker.__main__ import notes_on, open_engines
+from service.worker.worker import Worker
 
 
 @pytest.fixture
@@ -107,8 +108,11 @@ def test_the_users_config_comes_back_with_what_was_derived(served, folder: Path)
     assert (spec.instances, spec.max_batch_wait_us, spec.max_batch_size) == (2, 2_000_000, 8)
     assert any("which is 2 s" in warning for warning in spec.warnings)
     assert any("'optimization'" in warning for warning in spec.warnings)
-    for engine in engines:
-        engine.close()
+    worker = Worker(engines, output_arena_mb=16)
+    notes = notes_on(worker)  # what the log says
+    worker.stop()
+    assert len(notes) == len(spec.warnings) == 6
+    assert all(note.startswith("model 'plus': ") for note in notes)
     wire = served()
     said = config_of(wire, "plus")
     assert said.dynamic_batching.max_queue_delay_microseconds == 2_000_000
