@@ -24,7 +24,7 @@ the batch's rows alone are copied out. Nobody outside the instance sees those ro
 
 CPU per batch outside of the model is a handful of calls, whatever the batch's size; nothing here is per row.
 
-What is refused at load by name: BYTES and BF16 tensors, sequences, maps, optional and sparse tensors.
+What is refused at load by name: BYTES tensors, sequences, maps, optional and sparse tensors.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from service.engines.base import EngineError, ModelLoadError
+from service.engines.bfloat16 import element_type, numbers_of, stored
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
-from service.models.spec import MAX_RANK, ModelSpec, TensorSpec, numpy_dtype
+from service.models.spec import MAX_RANK, ModelSpec, TensorSpec
 from service.models.wanted import Wanted, asked_size, disagreements, narrowed
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ _DATATYPES = {
     "tensor(float16)": "FP16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
+    "tensor(bfloat16)": "BF16",
 }
-_NOT_SERVED_YET = {"tensor(string)": "BYTES", "tensor(bfloat16)": "BF16"}
+_NOT_SERVED_YET = {"tensor(string)": "BYTES"}
 _ALIGN = 64
 _EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
 _MAX_TEXT = 400
@@ -82,9 +84,8 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
     inputs = narrowed(inputs, wanted)
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
-        feed = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
         try:
-            return [np.asarray(array) for array in session.run(None, feed)]
+            return _run_once(session, inputs, outputs, arrays)
         except Exception as error:
             raise RunFailed(clean(error)) from error
 
@@ -169,19 +170,38 @@ def _type_fault(kind: str, node: Any) -> str:
     return f"{kind} '{node.name}' has type {node.type}; expected a tensor of {known}"
 
 
+def _run_once(
+    session: Any, inputs: Sequence[Declared], outputs: Sequence[Declared], arrays: Sequence[Array]
+) -> Sequence[Array]:
+    """A run on numpy arrays; those of BF16 are float32."""
+    if not any(tensor.datatype == "BF16" for tensor in (*inputs, *outputs)):
+        feed = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
+        return [np.asarray(array) for array in session.run(None, feed)]
+    binding = session.io_binding()
+    held = [stored(array, tensor.datatype) for tensor, array in zip(inputs, arrays, strict=True)]
+    for tensor, array in zip(inputs, held, strict=True):
+        kind = element_type(tensor.datatype)
+        binding.bind_input(tensor.name, "cpu", 0, kind, array.shape, array.ctypes.data)
+    for tensor in outputs:
+        binding.bind_output(tensor.name, "cpu")
+    session.run_with_iobinding(binding)
+    return [numbers_of(value) for value in binding.get_outputs()]
+
+
 def _writes_where_bound(
     session: Any, inputs: Sequence[Declared], outputs: Sequence[Declared], sample: Sequence[Array], run: Any
 ) -> bool:
     """Whether a run puts every output at the address it was bound to."""
-    expected = run(sample)
-    arrays = [np.empty_like(array) for array in expected]
+    expected = zip(run(sample), outputs, strict=True)
+    arrays = [np.empty_like(stored(array, tensor.datatype)) for array, tensor in expected]
+    held = [stored(array, tensor.datatype) for array, tensor in zip(sample, inputs, strict=True)]
     binding = session.io_binding()
     for side, bind, values in (
-        (inputs, binding.bind_input, sample),
+        (inputs, binding.bind_input, held),
         (outputs, binding.bind_output, arrays),
     ):
         for tensor, array in zip(side, values, strict=True):
-            bind(tensor.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            bind(tensor.name, "cpu", 0, element_type(tensor.datatype), array.shape, array.ctypes.data)
     try:
         session.run_with_iobinding(binding)
     except Exception:
@@ -220,7 +240,7 @@ class OnnxInstance:
         self._sizes = spec.batch_sizes
         most = max(spec.max_batch_size, *spec.batch_sizes, 1)
         self._inputs = [_Input(i, tensor, most) for i, tensor in enumerate(spec.inputs)]
-        self._outputs = [(tensor, numpy_dtype(tensor.datatype).type) for tensor in spec.outputs]
+        self._outputs = [(tensor, element_type(tensor.datatype)) for tensor in spec.outputs]
         self._row_bytes = [tensor.row_bytes for tensor in spec.outputs]
         self._ahead = ahead
 
@@ -314,7 +334,7 @@ class _Input:
     def __init__(self, index: int, tensor: TensorSpec, max_rows: int) -> None:
         self._index = index
         self._name = tensor.name
-        self._dtype = numpy_dtype(tensor.datatype).type
+        self._dtype = element_type(tensor.datatype)
         self._element_bytes = tensor.element_bytes
         self._bound: tuple[int, Shape | None] = (0, None)
         self._grow(min(max(1, tensor.row_bytes * max_rows), _EAGER_BYTES))

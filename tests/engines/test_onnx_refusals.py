@@ -65,7 +65,7 @@ def test_an_unknown_operator_is_named(path: Path) -> None:
     assert "Sinister" in refusal(path)
 
 
-@pytest.mark.parametrize(("element_type", "name"), [(T.STRING, "BYTES"), (T.BFLOAT16, "BF16")])
+@pytest.mark.parametrize(("element_type", "name"), [(T.STRING, "BYTES")])
 def test_a_datatype_that_is_not_served_yet_is_named(path: Path, element_type: int, name: str) -> None:
     models.identity(path, element_type)
     text = refusal(path)
