@@ -71,4 +71,8 @@ def open_engine(
         from service.engines.onnxruntime import open_onnx
 
         return open_onnx(path, name=name, version=version, wanted=wanted or Wanted())
+    if backend == "python":
+        from service.engines.python import open_python_model
+
+        return open_python_model(path, name=name, version=version, wanted=wanted or Wanted())
     raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; expected *.onnx")

@@ -43,7 +43,7 @@ from service.engines.base import EngineError, ModelLoadError
 from service.engines.python_memory import layout
 from service.engines.python_process import ExecutionTimeout, InstanceProcess, Keeper, ProcessEnded
 from service.errors import Code
-from service.models.spec import ModelSpec, TensorSpec
+from service.models.spec import ALLOWED_BATCH_SIZES, ModelSpec, TensorSpec
 from service.models.wanted import Wanted, WantedTensor
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ PLATFORM = "python"
 BACKEND = "python"
 EXECUTION_TIMEOUT = "execution_timeout_s"
 DEFAULT_EXECUTION_TIMEOUT_S = 300.0
+ANY_SIZE = f"parameter '{ALLOWED_BATCH_SIZES}' is not used: a Python model gets batches as they are"
 _MAX_EXECUTION_TIMEOUT_S = 1e6
 _NOT_SERVED_YET = ("BYTES", "BF16")
 
@@ -85,7 +86,7 @@ def open_python_model(path: str, *, name: str, version: str, wanted: Wanted) -> 
         max_batch_wait_us=wanted.max_batch_wait_us,
         instances=wanted.instances,
         why_unbatched="" if size else "config.pbtxt has no max_batch_size above 0",
-        warnings=wanted.warnings,
+        warnings=wanted.warnings + (ANY_SIZE,) * bool(wanted.batch_sizes),
         config_json=wanted.config_json,
     )
     return open_python(path, spec, {key: value.get("string_value", "") for key, value in said.items()})

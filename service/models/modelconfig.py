@@ -31,8 +31,8 @@ from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config
 from service.models.wanted import Wanted, WantedTensor
 
 LONG_WAIT_US = 1_000_000
-PLATFORMS = {"onnxruntime": "onnxruntime_onnx"}  # of each backend
-MODEL_FILES = {"onnxruntime": "model.onnx"}
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "python": "python"}  # of each backend
+MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 SERVED = frozenset(
     [
@@ -188,7 +188,8 @@ def warnings(config: Any) -> list[str]:
     if kinds.issubset(NO_HINT_KINDS) and "instance_group.kind" in said:
         said.remove("instance_group.kind")
     found = [f"'{path}' in config.pbtxt is a hint that this server does not use" for path in said]
-    for name in sorted(set(config.parameters) - _KNOWN_PARAMETERS):
+    is_python = "python" in (config.backend, config.platform)  # its parameters are its own
+    for name in sorted(set() if is_python else set(config.parameters) - _KNOWN_PARAMETERS):
         found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
     wait_us = config.dynamic_batching.max_queue_delay_microseconds
     if wait_us > LONG_WAIT_US:

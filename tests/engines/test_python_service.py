@@ -21,26 +21,34 @@ from python_rig import AFFINE, BUSY, LIMIT_S, alive, rows, wait_until
 
 from service._pb import inference as pb
 from service.config import ServeConfig
+from service.models.spec import datatype_of_numpy
 
 HERE = Path(__file__).parent
 SERVE = """
 import sys
 from service.config import ServeConfig
 from service.supervisor import COMMANDS, WORKER, serve
-sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.executable, sys.argv[2]]}))
+sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.executable, *sys.argv[2:]]}))
 """
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-def start(folder: Path, models: dict[str, str], ready_fd: int | None = None) -> subprocess.Popen[str]:
+EXAMPLES = str(HERE.parents[1] / "examples" / "python_models")
+
+
+def write(folder: Path, models: dict[str, str]) -> tuple[str, ...]:
+    """The paths of these models' files."""
     for name, source in models.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
-    paths = tuple(str(folder / f"{name}.py") for name in models)
+    return tuple(str(folder / f"{name}.py") for name in models)
+
+
+def start(paths: tuple[str, ...], worker: str, ready_fd: int | None = None) -> subprocess.Popen[str]:
     config = ServeConfig(
         paths, grpc_port=0, metrics_port=0, arena_mb=16, output_arena_mb=16, ready_fd=ready_fd
     )
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", SERVE, config.to_json(), str(HERE / "python_worker.py")],
+        [sys.executable, "-P", "-c", SERVE, config.to_json(), *worker.split()],
         pass_fds=[] if ready_fd is None else [ready_fd],
         stderr=subprocess.PIPE,
         text=True,
@@ -64,9 +72,9 @@ class Service:
         )
         return rpc.future(request, timeout=timeout)
 
-    def infer(self, model: str, x: np.ndarray):
+    def infer(self, model: str, x: np.ndarray, name: str = "x"):
         request = pb.ModelInferRequest(model_name=model)
-        request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+        request.inputs.add(name=name, datatype=datatype_of_numpy(x.dtype), shape=x.shape)
         request.raw_input_contents.append(x.tobytes())
         return self.begin("ModelInfer", request, pb.ModelInferResponse)
 
@@ -83,10 +91,20 @@ class Service:
         return found
 
 
+WITHOUT_CONFIG = str(HERE / "python_worker.py")
+REAL = "-P -m service.worker"
+
+
 @contextmanager
 def serving(folder: Path, **models: str) -> Iterator[Service]:
+    with serving_paths(write(folder, models), WITHOUT_CONFIG) as service:
+        yield service
+
+
+@contextmanager
+def serving_paths(paths: tuple[str, ...], worker: str) -> Iterator[Service]:
     reader, writer = os.pipe()
-    process = start(folder, models, writer)
+    process = start(paths, worker, writer)
     os.close(writer)
     with os.fdopen(reader) as file:
         line = file.readline()
@@ -155,7 +173,7 @@ def test_a_model_whose_initialize_fails_ends_the_start_with_2(tmp_path: Path) ->
             def execute(self, inputs):
                 return inputs
     """
-    process = start(tmp_path, {"affine": AFFINE, "broken": source})
+    process = start(write(tmp_path, {"affine": AFFINE, "broken": source}), WITHOUT_CONFIG)
     said = process.communicate(timeout=LIMIT_S)[1]
     assert process.returncode == 2
     assert f"headrace: model 'broken' ({tmp_path / 'broken.py'}) was not loaded: OSError: no weights" in said
@@ -169,6 +187,35 @@ def test_a_killed_supervisor_leaves_no_instance(tmp_path: Path) -> None:
         child = service.instance()
         service.process.kill()
         wait_until(lambda: not alive(child.pid), "the end of the child")
+
+
+def test_the_examples_are_a_repository(tmp_path: Path) -> None:
+    """Their config.pbtxt says what they are; the real worker finds and opens them."""
+    with serving_paths((EXAMPLES,), REAL) as service:
+        pixels = numbers(service.infer("image_normalizer", np.full((2, 30, 40, 3), 255, np.uint8), "IMAGE"))
+        assert pixels.shape == (2, 3, 224, 224)
+        np.testing.assert_allclose(pixels[1, 0], (1 - 0.485) / 0.229, rtol=1e-5)
+        answer = service.infer("nearest_centroid", np.float32([[5, 3.4, 1.5, 0.2]]), "FEATURES").result()
+        assert [output.name for output in answer.outputs] == ["LABEL", "DISTANCES"]
+        assert np.frombuffer(answer.raw_output_contents[0], np.int64).tolist() == [0]
+        service.process.send_signal(signal.SIGTERM)
+        log = service.process.communicate(timeout=LIMIT_S)[1]
+        assert service.process.returncode == 0
+        assert "60 measurements of 3 classes" in log and "parameter" not in log
+
+
+def test_a_repository_whose_python_model_fails_to_load_ends_the_start_with_2(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("import nowhere")
+    tensor = "data_type: TYPE_FP32 dims: 1 }"
+    (folder / "config.pbtxt").write_text(
+        f'backend: "python" input {{ name: "x" {tensor} output {{ name: "y" {tensor}'
+    )
+    process = start((str(tmp_path),), REAL)
+    said = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == 2
+    assert "was not loaded: ModuleNotFoundError: No module named 'nowhere'" in said
 
 
 @pytest.fixture(autouse=True)
