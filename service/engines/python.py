@@ -190,8 +190,12 @@ class PythonEngine:
         return PythonInstance(self.spec, self._keepers[index], self.timeout_s)
 
     def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.close()
+        """Ends every process, all at once: each may take its time to finalize."""
+        closers = [threading.Thread(target=keeper.close) for keeper in self._keepers]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
 
 
 class PythonInstance:

@@ -166,11 +166,16 @@ class InstanceProcess:
         return bool(self._end)
 
     def finish(self, grace_s: float) -> None:
-        """Lets the model finalize, and ends the process. Nothing is running in it."""
-        with self.lock:
-            if not self.closed and self._channel.send("finalize") and not self._ends_within(grace_s):
+        """Lets the model finalize, and ends the process; at once when it is in the middle of a batch."""
+        idle = self.lock.acquire(blocking=False)
+        try:
+            asked = idle and not self.closed and self._channel.send("finalize")
+            if asked and not self._ends_within(grace_s):
                 say(f"{self.where}: finalize took more than {grace_s:g} s; its process was killed")
             self.end()
+        finally:
+            if idle:
+                self.lock.release()
 
     def close(self) -> None:
         """Frees everything of a process that has ended."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_fakes import FakeBatch
-from python_rig import Rig, X, alive, descriptors, rows, wait_until
+from python_rig import BUSY, Rig, X, alive, descriptors, rows, wait_until
 
 from service.engines import python_process
 from service.engines.python_process import InstanceProcess, backoff_s
@@ -349,3 +349,15 @@ def test_a_model_that_does_not_finalize(
         pid = rig.pid()
     assert not alive(pid)
     assert "finalize took more than 0.05 s; its process was killed" in capfd.readouterr().err
+
+
+def test_a_model_that_is_closed_in_the_middle_of_a_batch(tmp_path: Path) -> None:
+    with Rig(tmp_path, BUSY, instances=2) as rig:
+        rig.submit(rows(1))
+        launcher = threading.Thread(target=rig.run)
+        launcher.start()
+        wait_until((tmp_path / "spins").exists, "the model's work")
+        rig.engine.close()
+        launcher.join(60)
+        code, message = rig.next_failure()
+        assert code == Code.UNAVAILABLE and "lost its process in the middle of a batch" in message
