@@ -73,6 +73,23 @@ def test_a_stream_that_is_not_read_is_not_read_from(serve, monkeypatch):
 
 
 @GRPCIO
+def test_requests_that_wait_are_bounded_in_bytes_whatever_is_in_them(serve, monkeypatch):
+    monkeypatch.setattr(stream_module, "READ_AHEAD_BYTES", MB)
+    engine = narrow()
+    service, wire = serve(engine, wide())
+    engine.gate.shut()
+    unknown = b"\xfa\x7f\x80\x80\x28" + bytes(640 << 10)  # field 2047, which the protocol does not have
+    messages = [request(i, "narrow").SerializeToString() + unknown for i in range(5)]
+    stream = wire.stream().send(*messages).half_close()
+    wait_until(lambda: service.in_flight == 2, "as many requests as make 1 MB")
+    for _ in range(10):  # the front end goes round
+        wire.infer(request())
+    assert service.in_flight == 2
+    engine.gate.open()
+    assert [answer.infer_response.id for answer in stream.rest()] == list("01234")
+
+
+@GRPCIO
 def test_answers_beyond_a_streams_share_are_refused_in_their_turn(serve):
     engine = wide()
     service, wire = serve(engine, answer_mb=8)

@@ -12,13 +12,13 @@ which that came about. So ordered answers keep their order among themselves, wha
 What is open is bounded, whether its answers wait for a worker, for their turn or for a client that reads:
 
     WINDOW            entries
-    READ_AHEAD_BYTES  of finished answers, plus what the others will come to if they are as large as the
-                      latest one; no request is read above that, but one is always
+    READ_AHEAD_BYTES  of requests that are not answered; and of finished answers, plus what the others will
+                      come to if they are as large as the latest one. Above either nothing more is read,
+                      but one request always is
     a share           of the answers' memory (see `admission`): an answer that finds it used up is replaced
                       by an error, in its turn
 
-An entry holds its request's bytes until it is answered: an error must name the request's id. (The bytes of
-all requests in flight are no more than the input arena, which has a copy of each.)
+An entry holds its request's bytes until it is answered: an error must name the request's id.
 
 How a stream ends:
 
@@ -81,8 +81,8 @@ class Entry:
 
     def _finish(self, payload: bytes) -> None:
         self.payload = payload
-        self.request = b""
         self.stream.entry_finished(self, payload)
+        self.request = b""
 
 
 class Stream:
@@ -98,6 +98,7 @@ class Stream:
         self._writable: deque[Entry] = deque()
         self._held = 0  # bytes of finished answers that are not written
         self._unfinished = 0
+        self._kept = 0  # bytes of their requests
         self._latest = 0  # bytes of the answer that was finished last
         self._half_closed = False
         self._reading_ended = False
@@ -147,6 +148,7 @@ class Stream:
             entry = Entry(self, message)
             self._open.add(entry)
             self._unfinished += 1
+            self._kept += len(message)
             self._submit(entry)
             del message, entry  # while the next one is waited for, nobody needs them here
             while self._is_full():
@@ -158,7 +160,8 @@ class Stream:
         """Whether no request is to be read for now."""
         if len(self._open) >= WINDOW:
             return True
-        return bool(self._open) and self._held + self._unfinished * self._latest >= READ_AHEAD_BYTES
+        expected = self._held + self._unfinished * self._latest
+        return bool(self._open) and max(self._kept, expected) >= READ_AHEAD_BYTES
 
     def _submit(self, entry: Entry) -> None:
         try:
@@ -211,6 +214,7 @@ class Stream:
     def entry_finished(self, entry: Entry, payload: bytes) -> None:
         """An entry has its answer, which lies here from now on."""
         self._unfinished -= 1
+        self._kept -= len(entry.request)
         self._latest = len(payload)
         self._held += len(payload)
         self._admission.add(len(payload))
