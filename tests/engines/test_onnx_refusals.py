@@ -136,7 +136,7 @@ def test_models_that_mix_rows_do_not_batch(
     path: Path, make: Callable[[Path], str], asked: int | None
 ) -> None:
     make(path)
-    assert "a row of output 'y' differs by" in unbatched(path, asked)
+    assert "a row of output 'y' " in unbatched(path, asked)
 
 
 def test_a_softmax_within_a_row_batches(path: Path) -> None:
@@ -166,7 +166,7 @@ def test_batch_dimensions_that_are_fixed_at_different_sizes(path: Path) -> None:
 
 def test_a_fixed_batch_dimension_whose_rows_are_mixed(path: Path) -> None:
     models.one_node(path, "Softmax", axis=0, x=(6, 4), out=(6, 4))
-    assert "a row of output 'y' differs by" in unbatched(path, 16)
+    assert "a row of output 'y' changes" in unbatched(path, 16)
 
 
 def test_a_constant_shape_inside_that_allows_one_row(path: Path) -> None:
