@@ -52,6 +52,9 @@ cdef extern from "dispatch.h" nogil:
 
 _c.fq_fork_watch()
 
+# What one drain gives at most, and one answer more: its room in the output arena is free at once and filled anew, so
+# without an end the answers would be here before anybody could say that they are too many.
+cdef size_t DRAINED = 32 << 20
 cdef size_t LARGE = 64 << 10  # bytes from which a copy is worth letting go of the GIL
 
 
@@ -218,15 +221,18 @@ cdef class Dispatcher:
     # ---- answers ----
 
     def drain(self, now_ns=None) -> list:
-        """All answers that have come: (token, 0, encoded response) or (token, gRPC status code, message as UTF-8). A request
-        whose deadline has passed is among them, with DEADLINE_EXCEEDED."""
+        """Answers that have come, until they have DRAINED bytes; `arm` says whether there are more. Each is (token, 0, encoded
+        response) or (token, gRPC status code, message as UTF-8). A request whose deadline has passed is among them, with
+        DEADLINE_EXCEEDED."""
         self.alive()
         cdef int64_t now = _c.fq_monotonic_ns() if now_ns is None else now_ns
         cdef list found = []
-        while hr_dispatch_next(self.d, now, &self.answer):
+        cdef size_t size = 0
+        while size < DRAINED and hr_dispatch_next(self.d, now, &self.answer):
             try:
                 payload = encode(&self.answer.response) if self.answer.code == 0 else <bytes>self.answer.error.text
                 found.append((self.answer.token, self.answer.code, payload))
+                size += <size_t>len(payload)
             finally:
                 hr_dispatch_retire(self.d, &self.answer)
         return found

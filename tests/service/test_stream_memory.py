@@ -17,9 +17,10 @@ GRPCIO = pytest.mark.parametrize(
 )  # tests of how it counts, not of what it says
 
 
-def wide() -> ScriptedEngine:
+def wide(max_batch_size: int = 1) -> ScriptedEngine:
     """Four bytes in, 1 MB out."""
-    spec = model_spec("wide", [tensor("x", "FP32", 1)], [tensor("y", "UINT8", MB)], max_batch_size=1)
+    sizes = {"max_batch_size": max_batch_size}
+    spec = model_spec("wide", [tensor("x", "FP32", 1)], [tensor("y", "UINT8", MB)], **sizes)
     return ScriptedEngine(spec, lambda x: [np.full((len(x), MB), int(x[0, 0]), np.uint8)])
 
 
@@ -109,6 +110,37 @@ def test_answers_beyond_a_streams_share_are_refused_in_their_turn(serve):
         else:
             assert "--answer-mb" in answer.error_message
     wait_until(lambda: service.frontend.admission.held == 0, "everything given back")
+
+
+class Watched:
+    """A dispatcher, and how many bytes each drain gave."""
+
+    def __init__(self, dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.drained: list[int] = []
+
+    def drain(self):
+        answers = self._dispatcher.drain()
+        self.drained.append(sum(len(payload) for _, _, payload in answers))
+        return answers
+
+    def __getattr__(self, name: str):
+        return getattr(self._dispatcher, name)
+
+
+@GRPCIO
+def test_answers_are_taken_from_the_worker_in_portions(serve):
+    engine = wide(max_batch_size=64)
+    service, wire = serve(engine, output_arena_mb=128)
+    calls = service.frontend._calls
+    calls._dispatcher = watched = Watched(calls._dispatcher)
+    engine.gate.shut()
+    stream = wire.stream().send(*[request(i) for i in range(60)]).half_close()
+    wait_until(lambda: service.in_flight == 60, "all with the worker")
+    engine.gate.open()
+    assert len(stream.rest()) == 60
+    assert max(engine.batches) > 40, "so many MB are there all at once"
+    assert 32 * MB <= max(watched.drained) < 34 * MB
 
 
 @GRPCIO
