@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-try:
-    from fastqueue._front import FrontLane, InputArena
-except ImportError as error:
-    hint = "fastqueue is not compiled here: use `python -P` in the project's root, or install it"
-    raise ImportError(f"{hint} ({error})") from error
-
+from fastqueue._front import FrontLane, InputArena
 from fastqueue._page import WorkerPage, next_step
 from fastqueue._worker import Batch, BatchFormer
 from fastqueue.errors import QueueError

@@ -9,6 +9,7 @@ What is said on a control socket (`service.control`), in the order of a life:
     to a child      configure {config, worker}          first, always
                     link {worker, link} + [socket]      one end of a new link; the other child gets the other
                     drain {}                            front end: refuse what is new, finish what is accepted
+                    stop {}                             worker: close the models, and exit
     from the worker     loaded {models}                 its models are in memory
     from the front end  listening {grpc_port, metrics_port}
                         ready {models} | not_ready {}   as the truth changes
@@ -56,12 +57,13 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     WORKER: python_module("service.worker"),
 }
 LINK_GRACE_S = 2.0  # how long after a link's end its peers may take to be seen to have died
+STOP_GRACE_S = 5.0  # how long a worker may take to close its models
 EXIT_GRACE_S = 2.0  # how long a child may take to exit once its control socket is closed
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 10.0
 BACKOFF_FORGET_S = 30.0
-# A signal that follows sooner is the same one, delivered twice: `timeout` and other wrappers send theirs to the
-# process and to its group.
+# A signal that follows sooner is the same one, delivered twice: `timeout` and other wrappers send theirs to
+# the process and to its group.
 SAME_SIGNAL_S = 0.5
 DRAIN_GRACE_S = 5.0  # what a front end may take beyond the drain time-out to say so
 
@@ -210,10 +212,14 @@ class Supervisor:
             await self._start(role)
 
     async def _end_children(self) -> None:
-        """Kills what is left. Whatever deserved to finish has finished before."""
+        """Ends what is left. Whatever deserved to finish has finished before; models may say a last word."""
+        worker = self._roles[WORKER].child
         for role in self._roles.values():
-            if role.child is not None:
+            if role.child is not None and not (role.name == WORKER and self._exit_code == EXIT_OK):
                 role.child.kill()
+        if worker is not None and self._exit_code == EXIT_OK:
+            await worker.channel.send("stop")
+            await worker.end(STOP_GRACE_S)
         await asyncio.gather(*self._tasks)
 
     # What children say.

@@ -78,6 +78,9 @@ def main(arguments: Sequence[str], load: Callable[[ServeConfig], list[Engine]] =
     while (message := control.receive()) is not None:
         if message.kind == "link":
             worker.open_link(Channel.from_fd(message.take_fds()[0]))
+        elif message.kind == "stop":
+            worker.stop()
+            break
     return EXIT_OK
 
 

@@ -222,3 +222,26 @@ def test_a_repository_whose_python_model_fails_to_load_ends_the_start_with_2(tmp
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+LAST_WORDS = """
+import os
+
+class Model:
+    def initialize(self, config):
+        self.folder = config["directory"]
+
+    def execute(self, inputs):
+        return {"y": 2 * inputs["x"] + 1}
+
+    def finalize(self):
+        open(os.path.join(self.folder, "finalized"), "w").close()
+"""
+
+
+def test_sigterm_lets_a_model_finalize(tmp_path: Path) -> None:
+    with serving(tmp_path, affine=LAST_WORDS) as service:
+        assert np.array_equal(numbers(service.infer("affine", rows(1))), 2 * rows(1) + 1)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(LIMIT_S) == 0
+        assert (tmp_path / "finalized").exists()

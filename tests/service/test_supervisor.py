@@ -32,6 +32,8 @@ def next_link():
     while (message := control.receive()) is not None:
         if message.kind == "link":
             return Channel.from_fd(message.take_fds()[0])
+        if message.kind == "stop":
+            os._exit(0)
         if message.kind == "drain":
             control.send("drained", {"unfinished": UNFINISHED})
             control.receive()
