@@ -133,8 +133,8 @@ static inline void fq_former_submissions(fq_former *f, fq_attached *lane) {
         if (taken == 0) break;
         /* A number that is out of range or still ours is a broken front end's: it gets nothing for it. */
         if (taken < 0 || lane->requests[number].state != FQ_IDLE) continue;
-        /* The release of the slot's last answer was pushed before this submission, and may not have been looked at yet.
-         * A request that ends on the spot would write its own answer over that one's. */
+        /* The release of the slot's last answer was pushed before this submission, perhaps after we looked. It must be
+         * taken before the slot's next answer is written down in its place. */
         if (lane->answers[number].length) fq_former_releases(f, lane);
         fq_request *r = &lane->requests[number];
         fq_request_reset(r);
@@ -160,8 +160,8 @@ static inline void fq_former_drain(fq_former *f) {
     for (uint32_t i = 0; i < FQ_MAX_LANES; i++) {
         fq_attached *lane = &f->lanes[i];
         if (!lane->used || lane->dead) continue;
+        fq_former_releases(f, lane);
         fq_former_submissions(f, lane);
-        fq_former_releases(f, lane); /* after the submissions, see fq_lane.h */
         fq_former_cancels(f, lane);
     }
 }

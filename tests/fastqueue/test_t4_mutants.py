@@ -106,10 +106,8 @@ STEPS = {
     "an accepted request's cancel word is not looked at": Step(
         "fq_former.h", "if (r->state == FQ_WAITING && fq_lane_cancelled(&lane->end, number))", "if (0)"
     ),
-    "releases are drained before submissions": swapped(
-        "fq_former.h",
-        "        fq_former_submissions(f, lane);\n",
-        "        fq_former_releases(f, lane); /* after the submissions, see fq_lane.h */\n",
+    "a slot is taken again before its last answer's release was looked for": forgotten(
+        "fq_former.h", "        if (lane->answers[number].length) fq_former_releases(f, lane);\n"
     ),
     "a release rings for nobody": Step(
         "fq_lane.h", "pushed && fq_bell_take(front->worker, FQ_WANT_RELEASE)", "0 && pushed"
