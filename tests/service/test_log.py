@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 
 import pytest
@@ -10,9 +13,14 @@ from service.frontend.addresses import why_not_bound
 from service.log import one_line, say, say_exception
 
 
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("state", ["full", "closed"])
 def test_nobody_can_take_it(monkeypatch, state):
-    stderr = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    stderr = FullDisk()
     if state == "closed":
         stderr.close()
     monkeypatch.setattr(sys, "stderr", stderr)
