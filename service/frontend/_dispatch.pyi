@@ -5,6 +5,7 @@ from service.codec.errors import RequestError as RequestError
 from service.models.spec import ModelSpec
 
 def stream_error(request: bytes, message: str) -> bytes: ...
+def request_names(request: bytes) -> bytes: ...
 
 class Dispatcher:
     @property

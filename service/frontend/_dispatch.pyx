@@ -99,6 +99,28 @@ def stream_error(bytes request, str message) -> bytes:
         PyMem_Free(scanned)
 
 
+def request_names(bytes request) -> bytes:
+    """A ModelInferRequest of nothing but the model's name and version and the id of `request`: what `stream_error` needs.
+
+    Empty when `request` cannot be read that far. The three fields have the same numbers in a ModelInferResponse.
+    """
+    cdef hr_error err
+    cdef hr_response response
+    cdef hr_view wire = view(request)
+    cdef hr_request *scanned = <hr_request *>PyMem_Malloc(sizeof(hr_request))
+    if scanned == NULL:
+        raise MemoryError()
+    memset(&response, 0, sizeof(response))
+    try:
+        if hr_scan(wire.data, wire.length, scanned, &err) != 0:
+            return b""
+        response.model_name, response.model_version = scanned.model_name, scanned.model_version
+        response.id = scanned.id
+        return encode(&response)
+    finally:
+        PyMem_Free(scanned)
+
+
 cdef class Dispatcher:
     """A front-end thread: an input arena, a lane per worker, the models, and every request in flight.
 

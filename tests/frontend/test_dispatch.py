@@ -12,7 +12,7 @@ from dispatch_rig import MIB, SECOND, Rig, arrays, model, request, response, row
 
 from fastqueue.errors import ForkedHandle, LayoutMismatch
 from service._pb import inference
-from service.frontend._dispatch import Dispatcher, RequestError, stream_error
+from service.frontend._dispatch import Dispatcher, RequestError, request_names, stream_error
 
 CANCELLED, INVALID, DEADLINE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 1, 3, 4, 5, 8, 13, 14
 M = model()
@@ -161,6 +161,16 @@ def test_an_error_of_a_stream_carries_the_id() -> None:
     assert (answer.id, answer.model_name, answer.model_version) == ("7", "m", "1")
     broken = inference.ModelStreamInferResponse.FromString(stream_error(b"\xff", "no"))
     assert (broken.error_message, broken.infer_response.id) == ("no", "")
+
+
+def test_the_names_of_a_request_say_as_much_in_an_error_as_the_request() -> None:
+    wire = request(M, row(1), id="größe 7")
+    names = request_names(wire)
+    assert len(names) < 40
+    assert stream_error(names, "no") == stream_error(wire, "no")
+    message = inference.ModelInferRequest.FromString(names)
+    assert (message.model_name, message.id, len(message.inputs)) == ("m", "größe 7", 0)
+    assert request_names(b"\xff") == b""
 
 
 # ---- refusals ----

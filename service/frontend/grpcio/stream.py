@@ -18,7 +18,7 @@ What is open is bounded, whether its answers wait for a worker, for their turn o
     a share           of the answers' memory (see `admission`): an answer that finds it used up is replaced
                       by an error, in its turn
 
-An entry holds its request's bytes until it is answered: an error must name the request's id.
+An entry keeps what an error must name, the request's id, and not its tensors: those lie in the arena.
 
 How a stream ends:
 
@@ -37,7 +37,7 @@ import grpc
 
 from service.codec.errors import RequestError
 from service.errors import Code
-from service.frontend._dispatch import stream_error
+from service.frontend._dispatch import request_names, stream_error
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Answer, Calls, Ticket
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
@@ -47,16 +47,18 @@ from service.log import say_exception
 
 WINDOW = 64
 READ_AHEAD_BYTES = 64 << 20  # a full window of answers of 1 MB each
+SMALL = 4096  # bytes: a request up to here is kept as it came, which is cheaper than reading its names
 
 
 class Entry:
     """One request of a stream, and the sink of its answer."""
 
-    __slots__ = ("error", "payload", "request", "stream", "ticket", "unordered")
+    __slots__ = ("error", "payload", "request", "size", "stream", "ticket", "unordered")
 
     def __init__(self, stream: Stream, request: bytes) -> None:
         self.stream = stream
         self.request = request
+        self.size = len(request)
         self.ticket: Ticket | None = None
         self.unordered = False
         self.payload: bytes | None = None  # the message to write; None: not answered yet
@@ -174,6 +176,8 @@ class Stream:
             self._turns.append(entry)
             entry.fail(code, message)
             return
+        if entry.size > SMALL:
+            entry.request = request_names(entry.request)
         entry.unordered = self._calls.unordered
         if not entry.unordered:
             self._turns.append(entry)
@@ -214,7 +218,7 @@ class Stream:
     def entry_finished(self, entry: Entry, payload: bytes) -> None:
         """An entry has its answer, which lies here from now on."""
         self._unfinished -= 1
-        self._kept -= len(entry.request)
+        self._kept -= entry.size
         self._latest = len(payload)
         self._held += len(payload)
         self._admission.add(len(payload))
