@@ -42,12 +42,11 @@ class ServeConfig:
         slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
         server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
         output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
-        requests between one front-end thread and one worker at a time. max_message_bytes: of a request at
-        most. max_calls: inference calls and streams
-        in progress at once. answer_mb: answers that clients have not read yet, in MiB. status_codes: whose
-        refusals these are, where Triton differs (STATUS_CODES). frontend: which front
-        end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when the service is ready,
-        then is closed.
+        requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
+        in progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of
+        a request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
+        frontend: which front end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when
+        the service is ready, then is closed.
     """
 
     model_paths: tuple[str, ...]
@@ -68,10 +67,6 @@ class ServeConfig:
     status_codes: str = "headrace"
     frontend: str = "grpcio"
     ready_fd: int | None = None
-
-    def model_names(self) -> list[str]:
-        """The name of each model file, in the order of `model_paths`."""
-        return [PurePath(path).stem for path in self.model_paths]
 
     def check(self) -> None:
         """Raises ConfigError with every fault of this configuration; does nothing when there is none."""

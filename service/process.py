@@ -17,6 +17,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,19 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def start_child(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts a child process with a control socket; the process, and our end of the socket."""
+    ours, theirs = socket_pair()
+    with theirs:
+        process = subprocess.Popen(
+            [*command, "--control-fd", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+    return process, ours
+
+
 class Child:
     """One incarnation of a child process, as the supervisor holds it.
 
@@ -38,14 +52,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        ours, theirs = socket_pair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, "--control-fd", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
+        self._process, ours = start_child(command)
         self.channel = AsyncChannel(ours)
         self.pid = self._process.pid
 

@@ -26,17 +26,16 @@ import math
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from service.control import Channel, Message, ProtocolError, socket_pair
+from service.control import Channel, Message, ProtocolError
 from service.engines.base import EngineError, ModelLoadError
 from service.engines.python_memory import TensorMemory
 from service.log import say
-from service.process import describe_exit, python_module
+from service.process import describe_exit, python_module, start_child
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 30.0
@@ -72,14 +71,7 @@ class InstanceProcess:
         self.closed = False
         self.lock = threading.Lock()
         self.inputs, self.outputs = TensorMemory.create("inputs"), TensorMemory.create("outputs")
-        ours, theirs = socket_pair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*COMMAND, "--control-fd", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
+        self._process, ours = start_child(COMMAND)
         self.pid = self._process.pid
         self._end_lock = threading.Lock()
         self._end = ""

@@ -78,47 +78,40 @@ cdef hr_view view(bytes data):
     return hr_view(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>len(data))
 
 
-def stream_error(bytes request, str message) -> bytes:
-    """A ModelStreamInferResponse that tells the client of `request` that it failed: the id and names are the request's,
-    as far as they can be read."""
+cdef bytes encode_with_names(hr_response *response, bytes request):
+    """Encodes `response` with the names and the id of `request`, as far as they can be read."""
     cdef hr_error err
-    cdef hr_response response
-    cdef bytes text = message.encode()
     cdef hr_view wire = view(request)
     cdef hr_request *scanned = <hr_request *>PyMem_Malloc(sizeof(hr_request))
     if scanned == NULL:
         raise MemoryError()
-    memset(&response, 0, sizeof(response))
-    response.stream, response.error = True, view(text)
     try:
         if hr_scan(wire.data, wire.length, scanned, &err) == 0:
             response.model_name, response.model_version = scanned.model_name, scanned.model_version
             response.id = scanned.id
-        return encode(&response)
+        return encode(response)
     finally:
         PyMem_Free(scanned)
+
+
+def stream_error(bytes request, str message) -> bytes:
+    """A ModelStreamInferResponse that tells the client of `request` that it failed: the id and names are the request's,
+    as far as they can be read."""
+    cdef hr_response response
+    cdef bytes text = message.encode()
+    memset(&response, 0, sizeof(response))
+    response.stream, response.error = True, view(text)
+    return encode_with_names(&response, request)
 
 
 def request_names(bytes request) -> bytes:
     """A ModelInferRequest of nothing but the model's name and version and the id of `request`: what `stream_error` needs.
 
-    Empty when `request` cannot be read that far. The three fields have the same numbers in a ModelInferResponse.
+    Empty when `request` cannot be read. The three fields have the same numbers in a ModelInferResponse.
     """
-    cdef hr_error err
     cdef hr_response response
-    cdef hr_view wire = view(request)
-    cdef hr_request *scanned = <hr_request *>PyMem_Malloc(sizeof(hr_request))
-    if scanned == NULL:
-        raise MemoryError()
     memset(&response, 0, sizeof(response))
-    try:
-        if hr_scan(wire.data, wire.length, scanned, &err) != 0:
-            return b""
-        response.model_name, response.model_version = scanned.model_name, scanned.model_version
-        response.id = scanned.id
-        return encode(&response)
-    finally:
-        PyMem_Free(scanned)
+    return encode_with_names(&response, request)
 
 
 cdef class Dispatcher:

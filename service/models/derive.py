@@ -158,12 +158,8 @@ def _decide(
     if probe.finding == Finding.DEPENDENT:
         return 0, probe.why, (), probe
     if asked:
-        return (
-            asked,
-            "",
-            (f"batched because max_batch_size {asked} was asked for, although {probe.why}",),
-            probe,
-        )
+        warning = f"batched because max_batch_size {asked} was asked for, although {probe.why}"
+        return asked, "", (warning,), probe
     unless = "that is no harm" if probe.finding == Finding.CLOSE else "its rows are independent"
     return 0, f"{probe.why}; if {unless}, --max-batch-size N batches it", (), probe
 

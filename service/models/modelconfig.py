@@ -149,20 +149,16 @@ def set_fields(message: Any) -> Iterator[str]:
             if field.name in REFUSED_IF_PRESENT or _says_something(field, value):
                 yield field.name
             continue
-        for inner in [value] if _is_single(field) else value:
+        for inner in value if field.is_repeated else [value]:
             for inner_field, inner_value in inner.ListFields():
                 path = f"{field.name}.{inner_field.name}"
                 if path in REFUSED_IF_PRESENT or _says_something(inner_field, inner_value):
                     yield path
 
 
-def _is_single(field: FieldDescriptor) -> bool:
-    return not field.is_repeated
-
-
 def _says_something(field: FieldDescriptor, value: Any) -> bool:
     """Whether a field that ListFields names has a value of its own, however deep."""
-    if field.message_type is None or not _is_single(field):
+    if field.message_type is None or field.is_repeated:
         return True
     return any(_says_something(inner, value) for inner, value in value.ListFields())
 
@@ -175,7 +171,7 @@ def refusals(config: Any) -> list[str]:
 
 def _leaf(path: str, config: Any) -> str:
     """The path down to the field that says something, where there is one way only."""
-    if path == "model_transaction_policy" or path == "response_cache":
+    if path in ("model_transaction_policy", "response_cache"):
         ((field, _),) = getattr(config, path).ListFields()
         return f"{path}.{field.name}"
     return path

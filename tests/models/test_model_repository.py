@@ -169,3 +169,9 @@ def test_model_files_take_the_flags(tmp_path: Path) -> None:
     assert (models[0].name, models[0].version, models[0].backend) == ("x.v2", "1", "")
     assert (wanted.max_batch_size, wanted.firm) == (8, False)
     assert (wanted.max_batch_wait_us, wanted.instances) == (100, 2)
+
+
+def test_a_model_file_is_named_by_its_stem_and_not_opened() -> None:
+    found, faults = find(["/elsewhere/affine.onnx", "/elsewhere/other.v2.onnx"], Defaults())
+    assert not faults
+    assert [(model.name, model.version) for model in found] == [("affine", "1"), ("other.v2", "1")]

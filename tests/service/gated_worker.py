@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from pathlib import PurePath
 
 from scripted import affine
 
@@ -26,8 +27,8 @@ class FileGate:
 
 def engines(config):
     loaded = []
-    for path, name in zip(config.model_paths, config.model_names(), strict=True):
-        engine = affine(name)
+    for path in config.model_paths:
+        engine = affine(PurePath(path).stem)
         engine.gate = FileGate(path)
         loaded.append(engine)
     return loaded

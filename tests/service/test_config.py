@@ -28,10 +28,6 @@ def test_the_defaults_with_a_readable_model_are_in_order(model):
     ServeConfig((model,)).check()
 
 
-def test_a_model_is_named_by_its_stem(model):
-    assert ServeConfig((model, "/elsewhere/other.v2.onnx")).model_names() == ["affine", "other.v2"]
-
-
 def test_it_is_frozen(model):
     with pytest.raises(FrozenInstanceError):
         ServeConfig((model,)).grpc_port = 1

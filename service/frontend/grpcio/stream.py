@@ -5,9 +5,9 @@
 
 An entry is open from the time its request is read until its answer is written. An ordered entry's answer
 may be written when those of all ordered entries before it may; an unordered one's (its request has the
-parameter `headrace_unordered` = true) as soon as it is there
-(a request that is refused unread has its turn). What may be written is written in the order in
-which that came about. So ordered answers keep their order among themselves, whatever is between them.
+parameter `headrace_unordered` = true) as soon as it is there. A request that is refused unread has its turn.
+What may be written is written in the order in which that came about. So ordered answers keep their order
+among themselves, whatever is between them.
 
 What is open is bounded, whether its answers wait for a worker, for their turn or for a client that reads:
 
@@ -47,7 +47,6 @@ from service.log import say_exception
 
 WINDOW = 64
 READ_AHEAD_BYTES = 64 << 20  # a full window of answers of 1 MB each
-SMALL = 4096  # bytes: a request up to here is kept as it came, which is cheaper than reading its names
 
 
 class Entry:
@@ -176,8 +175,7 @@ class Stream:
             self._turns.append(entry)
             entry.fail(code, message)
             return
-        if entry.size > SMALL:
-            entry.request = request_names(entry.request)
+        entry.request = request_names(entry.request)
         entry.unordered = self._calls.unordered
         if not entry.unordered:
             self._turns.append(entry)
