@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from service._pb import inference
-from service.codec import _codec
+from service.codec import RequestError, _codec
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,15 @@ def bytes_for(datatype: str, shape: list[int]) -> bytes:
     for dim in shape:
         size *= dim
     return bytes(i % 251 for i in range(size))
+
+
+def validate(message: Any, model: Model = BATCHED) -> dict[str, Any]:
+    """What the codec binds the message to."""
+    return _codec.validate(model.spec(), message.SerializeToString())
+
+
+def refused(message: Any, model: Model = BATCHED) -> RequestError:
+    """Why the codec refuses the message."""
+    with pytest.raises(RequestError) as caught:
+        validate(message, model)
+    return caught.value

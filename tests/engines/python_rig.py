@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import os
 import textwrap
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from engine_queue import ModelQueue
 
-from fastqueue import Batch, BatchFormer, FrontLane, InputArena
+from fastqueue import Batch
 from service.engines.python import PythonInstance, open_python
-from service.models.spec import ModelSpec, TensorSpec, numpy_dtype
+from service.models.spec import ModelSpec, TensorSpec
 from service.worker.launcher import run_batch
 
-LIMIT_S = 60.0
 AFFINE = """
     class Model:
         def execute(self, inputs):
@@ -38,16 +37,6 @@ X = (TensorSpec("x", "FP32", (4,)),)
 Y = (TensorSpec("y", "FP32", (4,)),)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Polls, bounded, for what a process does without saying so."""
-    pause = threading.Event()
-    for _ in range(int(LIMIT_S / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError(f"{what} never came true")
-
-
 def alive(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
     try:
@@ -66,8 +55,8 @@ def write_model(folder: Path, source: str) -> str:
     return str(path)
 
 
-class Rig:
-    """A model with its instances, each on a stream, and one front-end thread's lane. Close it."""
+class Rig(ModelQueue):
+    """A model with its instances, each on a stream. Close it."""
 
     def __init__(
         self,
@@ -80,26 +69,12 @@ class Rig:
         instances: int = 1,
         **parameters: str,
     ) -> None:
-        self.spec = ModelSpec(
+        spec = ModelSpec(
             "m", "1", "python", "python", max_batch_size, tuple(inputs), tuple(outputs), instances=instances
         )
+        super().__init__(spec, 16, instances)
         self.engine = open_python(write_model(folder, source), self.spec, parameters)
         self.instances = [self.engine.create_instance(i) for i in range(instances)]
-        self.former = BatchFormer(16, clock_ns=0)
-        self.arena = InputArena(16)
-        self.lane = FrontLane(self.arena, 64)
-        self.former.attach_lane(*self.lane.fds)
-        self.lane.attach_worker(self.former.page_fd, self.former.output_fd)
-        self.former.add_model(
-            1,
-            group=1,
-            max_batch=max_batch_size or 1,
-            batched=self.spec.batches,
-            element_bytes=[tensor.element_bytes for tensor in inputs],
-            output_row_bytes=[tensor.row_bytes for tensor in outputs],
-            max_streams=instances,
-        )
-        self.streams = [self.former.add_stream(1) for _ in range(instances)]
 
     def __enter__(self) -> Rig:
         return self
@@ -108,10 +83,6 @@ class Rig:
         for instance in self.instances:
             instance.close()
         self.engine.close()
-
-    def submit(self, *inputs: np.ndarray) -> int:
-        tensors = [(index, array.shape, np.ascontiguousarray(array)) for index, array in enumerate(inputs)]
-        return self.lane.submit(1, len(inputs[0]) if self.spec.batches else 1, tensors, None, 0)
 
     def run(self) -> list[int]:
         """Executes batches until none is left, as a launcher does: their rows."""
@@ -130,17 +101,6 @@ class Rig:
             if (batch := self.former.try_batch(stream)) is not None:
                 return batch, instance
         return None
-
-    def answers(self) -> dict[int, list[np.ndarray]]:
-        """The outputs of every request that is done, by slot; AssertionError for one that failed."""
-        found = {}
-        while (done := self.lane.poll()) is not None:
-            assert done.status == 0, done.message
-            found[done.slot] = [
-                np.frombuffer(raw, numpy_dtype(tensor.datatype)).reshape(shape)
-                for tensor, (shape, raw) in zip(self.spec.outputs, done.outputs, strict=True)
-            ]
-        return found
 
     def infer(self, *inputs: np.ndarray) -> list[np.ndarray]:
         """The outputs of one request, alone in its batch."""

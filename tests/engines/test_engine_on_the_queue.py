@@ -7,45 +7,25 @@ from pathlib import Path
 import engine_models as models
 import numpy as np
 import pytest
+from engine_queue import ModelQueue
 
-from fastqueue import BatchFormer, FrontLane, InputArena
 from service.engines.base import EngineError, Instance, open_engine
-from service.models.spec import ModelSpec, numpy_dtype
 from service.models.wanted import Wanted
 
 
-class Queue:
-    """A worker's queue and one front-end thread, in this process, with one model on one stream."""
+class Queue(ModelQueue):
+    """With the engine that runs its model."""
 
     def __init__(self, path: str, max_batch_size: int | None = None) -> None:
         engine = open_engine(path, name="m", wanted=Wanted(max_batch_size=max_batch_size))
-        self.spec: ModelSpec = engine.spec
+        super().__init__(engine.spec)
         self.instance: Instance = engine.create_instance(0)
-        self.former = BatchFormer(4, clock_ns=0)
-        self.arena = InputArena(4)
-        self.lane = FrontLane(self.arena, 64)
-        self.former.attach_lane(*self.lane.fds)
-        self.lane.attach_worker(self.former.page_fd, self.former.output_fd)
-        self.former.add_model(
-            1,
-            group=1,
-            max_batch=self.spec.max_batch_size or 1,
-            batched=self.spec.batches,
-            element_bytes=[tensor.element_bytes for tensor in self.spec.inputs],
-            output_row_bytes=[tensor.row_bytes for tensor in self.spec.outputs],
-        )
-        self.stream = self.former.add_stream(1)
-
-    def submit(self, *inputs: np.ndarray) -> int:
-        rows = len(inputs[0]) if self.spec.batches else 1
-        tensors = [(index, array.shape, np.ascontiguousarray(array)) for index, array in enumerate(inputs)]
-        return self.lane.submit(1, rows, tensors, None, 0)
 
     def run(self) -> list[int]:
         """Executes batches until none is left: their rows."""
         sizes = []
         self.former.step()
-        while (batch := self.former.try_batch(self.stream)) is not None:
+        while (batch := self.former.try_batch(self.streams[0])) is not None:
             assert batch.check()
             sizes.append(batch.rows)
             try:
@@ -54,17 +34,6 @@ class Queue:
                 batch.fail(13, str(error))
             self.former.step()
         return sizes
-
-    def answers(self) -> dict[int, list[np.ndarray]]:
-        """The outputs of every request that is done, by slot; AssertionError for one that failed."""
-        found = {}
-        while (done := self.lane.poll()) is not None:
-            assert done.status == 0, done.message
-            found[done.slot] = [
-                np.frombuffer(raw, numpy_dtype(tensor.datatype)).reshape(shape)
-                for tensor, (shape, raw) in zip(self.spec.outputs, done.outputs, strict=True)
-            ]
-        return found
 
 
 def floats(rows: int, width: int, start: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_fakes import FakeBatch
-from python_rig import BUSY, Rig, X, alive, descriptors, rows, wait_until
+from python_rig import BUSY, Rig, X, alive, descriptors, rows
+from waiting import wait_until
 
 from service.engines import python_process
 from service.engines.python_process import InstanceProcess, backoff_s
@@ -194,12 +196,11 @@ def test_a_process_is_started_again_without_a_request(tmp_path: Path) -> None:
 
 
 HELD_BACK = """
-    import os, time
+    import fcntl, os
     class Model:
         def initialize(self, config):
-            hold = os.path.join(config["directory"], "hold")
-            while os.path.exists(hold):
-                time.sleep(0.005)
+            with open(os.path.join(config["directory"], "hold"), "a") as hold:
+                fcntl.flock(hold, fcntl.LOCK_SH)
         def execute(self, inputs):
             if inputs["x"][0, 0] < 0:
                 os._exit(1)
@@ -209,8 +210,8 @@ HELD_BACK = """
 
 def test_other_instances_go_on_while_one_is_started_again(tmp_path: Path) -> None:
     """Its launcher waits, so that it takes no batches; the request that it had is answered before."""
-    with Rig(tmp_path, HELD_BACK, instances=2) as rig:
-        (tmp_path / "hold").touch()
+    with Rig(tmp_path, HELD_BACK, instances=2) as rig, open(tmp_path / "hold") as hold:
+        fcntl.flock(hold, fcntl.LOCK_EX)
         rig.submit(-rows(1, 1))
         rig.former.step()
         broken = next(i for i in (0, 1) if (batch := rig.former.try_batch(rig.streams[i])) is not None)
@@ -223,7 +224,7 @@ def test_other_instances_go_on_while_one_is_started_again(tmp_path: Path) -> Non
             rig.instances[1 - broken].execute(other)
             assert np.array_equal(other.output(0, np.float32), rows(2, number))
         assert launcher.is_alive()
-        (tmp_path / "hold").unlink()
+        fcntl.flock(hold, fcntl.LOCK_UN)
         launcher.join(60)
         batch = FakeBatch([rows(2)])
         rig.instances[broken].execute(batch)

@@ -17,7 +17,8 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from python_rig import AFFINE, BUSY, LIMIT_S, alive, rows, wait_until
+from python_rig import AFFINE, BUSY, alive, rows
+from waiting import LIMIT_S, wait_until
 
 from service._pb import inference as pb
 from service.config import ServeConfig

@@ -113,3 +113,13 @@ class Rig:
         assert self.arena.used_bytes == 0
         total = self.former.free_output_bytes
         assert total % (1 << 20) == (1 << 20) - 4096, "every granule but the header's is free"
+
+
+def occupy(rig: Rig) -> Batch:
+    """One batch running and one closed behind it: both launch slots of the stream are taken."""
+    rig.submit()
+    running = rig.launch()
+    rig.submit()
+    rig.step()
+    assert running is not None
+    return running

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fastqueue import Batch, BatchFormer
 from service._pb import inference
-from service.frontend._dispatch import Dispatcher
+from service.frontend._dispatch import Dispatcher, RequestError
 from service.models.spec import ModelSpec, TensorSpec
 
 SECOND = 1_000_000_000
@@ -189,3 +190,10 @@ def arrays(message: Any) -> dict[str, Any]:
         tensor.name: np.frombuffer(raw, "<f4").reshape(tensor.shape)
         for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)
     }
+
+
+def refused(rig: Rig, wire: bytes, **options: Any) -> RequestError:
+    """How a submission that must fail does."""
+    with pytest.raises(RequestError) as caught:
+        rig.submit(wire, **options)
+    return caught.value

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import psutil
-from wire import LIMIT_S, wait_until
+from waiting import LIMIT_S, wait_until
 
 HERE = Path(__file__).parent
 SCRIPT = """

@@ -6,7 +6,8 @@ import grpc
 import numpy as np
 import pytest
 from scripted import affine
-from wire import done_response, hold, infer_request, output, queue, rows, status_of, wait_until
+from waiting import wait_until
+from wire import done_response, hold, infer_request, output, queue, rows, status_of
 
 from service._pb import inference as pb
 

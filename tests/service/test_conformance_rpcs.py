@@ -7,7 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from scripted import ScriptedEngine, affine, model_spec, tensor
-from wire import LIMIT_S, SERVICE, infer_request, rows
+from waiting import LIMIT_S
+from wire import SERVICE, infer_request, rows
 
 from service._pb import inference as pb
 from service.frontend.rpcs import EXTENSIONS, NOT_BUILT, UNARY

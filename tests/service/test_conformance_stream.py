@@ -8,7 +8,8 @@ import grpc
 import numpy as np
 import pytest
 from scripted import affine
-from wire import infer_request, output, rows, status_of, wait_until
+from waiting import wait_until
+from wire import infer_request, output, rows, status_of
 
 from service.engines.base import EngineError
 from service.errors import SHUTTING_DOWN

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 from scripted import ScriptedEngine, affine, ints, model_spec, tensor, two_in_two_out
-from wire import Wire, done_response, hold, infer_request, output, queue, rows, status_of, wait_until
+from waiting import wait_until
+from wire import Wire, done_response, hold, infer_request, output, queue, rows, status_of
 
 from service.engines.base import EngineError
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from wire import LIMIT_S
+from waiting import LIMIT_S
 
 SCRIPT = """
 import os, sys
@@ -65,8 +65,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_every_handle_raises_in_a_forked_child_and_the_parent_goes_on():
-    here = str(Path(__file__).parent)
-    script = f"import sys; sys.path.insert(0, {here!r})\n{SCRIPT}"
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    script = f"import sys; sys.path[:0] = {folders!r}\n{SCRIPT}"
     done = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=LIMIT_S
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from scripted import affine
-from wire import LIMIT_S
+from waiting import LIMIT_S
 
 from service._pb import inference as pb
 

@@ -13,7 +13,8 @@ import threading
 import numpy as np
 import pytest
 from lifecycle import Server, alive
-from wire import LIMIT_S, Wire, done_response, infer_request, output, rows, status_of, wait_until
+from waiting import LIMIT_S, wait_until
+from wire import Wire, done_response, infer_request, output, rows, status_of
 
 from service.errors import SHUTTING_DOWN
 

@@ -9,7 +9,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import affine
-from wire import LIMIT_S, infer_request, rows, status_of, wait_until
+from waiting import LIMIT_S, wait_until
+from wire import infer_request, rows, status_of
 
 from service.engines.base import EngineError
 from service.telemetry.http import MetricsPort

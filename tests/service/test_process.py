@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from wire import LIMIT_S
+from waiting import LIMIT_S
 
 from service.process import control_fd, describe_exit
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import triton_repository as repositories
 from scripted import affine
-from wire import Wire, hold, infer_request, output, queue, rows, status_of, wait_until
+from waiting import wait_until
+from wire import Wire, hold, infer_request, output, queue, rows, status_of
 
 from service._pb import inference as pb
 from service._pb import model_config

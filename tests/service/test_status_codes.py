@@ -6,7 +6,8 @@ import grpc
 import pytest
 from scripted import affine
 from silent import SilentClient
-from wire import SERVICE, hold, infer_request, rows, status_of, wait_until
+from waiting import wait_until
+from wire import SERVICE, hold, infer_request, rows, status_of
 
 from service.config import STATUS_CODES, ServeConfig
 from service.errors import TRITON, Code, ConfigError, as_triton

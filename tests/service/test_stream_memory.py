@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scripted import ScriptedEngine, model_spec, tensor
 from silent import SilentClient
-from wire import SERVICE, StreamCall, infer_request, status_of, wait_until
+from waiting import wait_until
+from wire import SERVICE, StreamCall, infer_request, status_of
 
 from service.frontend.grpcio import stream as stream_module
 

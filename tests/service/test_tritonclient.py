@@ -13,7 +13,8 @@ import tritonclient.grpc as triton
 from lifecycle import Server
 from scripted import ScriptedEngine, affine, model_spec, tensor
 from tritonclient.utils import InferenceServerException
-from wire import LIMIT_S, rows, wait_until
+from waiting import LIMIT_S, wait_until
+from wire import rows
 
 
 @pytest.fixture

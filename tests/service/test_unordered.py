@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from scripted import affine
-from wire import infer_request, rows, wait_until
+from waiting import wait_until
+from wire import infer_request, rows
 
 WINDOW = 64
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scripted import LIMIT_S, ScriptedEngine, affine, model_spec, tensor
+from scripted import ScriptedEngine, affine, model_spec, tensor
+from waiting import LIMIT_S, wait_until
 
 from fastqueue import FrontLane, InputArena, WorkerPage
 from service.control import Channel, socket_pair
@@ -72,16 +71,6 @@ def rows(count: int, first: float = 0.0) -> np.ndarray:
 def answer(done, index: int = 0, dtype=np.float32) -> np.ndarray:
     dims, data = done.outputs[index]
     return np.frombuffer(data, dtype).reshape(dims)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Polls, bounded, for what another thread does without saying so."""
-    waiting = threading.Event()
-    for _ in range(int(LIMIT_S / 0.005)):
-        if condition():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it never came true")
 
 
 def test_it_says_what_it_serves(start):

@@ -4,29 +4,18 @@ wire.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import numpy as np
+from waiting import LIMIT_S, wait_until
 
 from service._pb import inference as pb
 from service.models.spec import datatype_of_numpy
 
-LIMIT_S = 60.0
 SERVICE = "/inference.GRPCInferenceService/"
-
-
-def wait_until(condition: Callable[[], bool], what: str = "it") -> None:
-    """Polls, bounded, for what another thread or process does without saying so."""
-    pause = threading.Event()
-    for _ in range(int(LIMIT_S / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError(f"{what} never came true")
 
 
 def infer_request(model: str, outputs: Iterable[str] = (), version: str = "", id: str = "", **arrays) -> Any:
