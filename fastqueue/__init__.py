@@ -12,15 +12,18 @@ from pathlib import Path
 
 from fastqueue._front import FrontLane, InputArena
 from fastqueue._page import WorkerPage, next_step
-from fastqueue._worker import Batch, BatchFormer
+from fastqueue._worker import MAX_LEVELS, Batch, BatchFormer, Level, Running
 from fastqueue.errors import QueueError
 
 __all__ = [
+    "MAX_LEVELS",
     "Batch",
     "BatchFormer",
     "FrontLane",
     "InputArena",
+    "Level",
     "QueueError",
+    "Running",
     "WorkerPage",
     "get_include",
     "next_step",

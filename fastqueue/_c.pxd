@@ -9,7 +9,7 @@ cdef extern from "fq_layout.h" nogil:
     ctypedef struct fq_bell:
         pass
     const int FQ_MAX_RANK, FQ_MAX_TENSORS, FQ_MAX_EXTENTS, FQ_MAX_MODELS, FQ_MAX_SIZES, FQ_REASONS, FQ_TEXT
-    const uint32_t FQ_ABI_VERSION, FQ_FINAL
+    const uint32_t FQ_ABI_VERSION, FQ_FINAL, FQ_AGAIN
     const uint64_t FQ_MAGIC_LANE, FQ_MAGIC_INPUT, FQ_MAGIC_OUTPUT, FQ_MAGIC_WORKER
 
     ctypedef struct fq_a32:
@@ -50,7 +50,7 @@ cdef extern from "fq_layout.h" nogil:
         fq_a64 rows, compute_ns, output_ns
         fq_count input
     ctypedef struct fq_model_stats:
-        fq_a64 model, rows, executions, last_unix_ms, cancelled, expired, pending_rows
+        fq_a64 model, rows, executions, last_unix_ms, cancelled, expired, slow, pending_rows
         fq_count success, fail, queue, input, compute, output
         fq_a64 *batches
         fq_size_stats *sizes
@@ -126,7 +126,10 @@ cdef extern from "fq_control.h" nogil:
         int kind, reason
         int64_t until_ns
         uint32_t rows
-    const int FQ_STEP_CLOSE
+    ctypedef struct fq_level:
+        int64_t timeout_ns
+        uint32_t delay, max_queue
+    const int FQ_STEP_CLOSE, FQ_MAX_LEVELS, FQ_MAX_RUNNING
     fq_step fq_next_step(int64_t now, const fq_pending *, const fq_free_slots *, const fq_policy *) noexcept
 
     ctypedef struct fq_signature:
@@ -137,6 +140,13 @@ cdef extern from "fq_control.h" nogil:
         fq_policy policy
         fq_signature signature
         int64_t *output_row_bytes
+        uint32_t level_count, default_level
+        fq_level *levels
+    ctypedef struct fq_running:
+        uint32_t model, rows
+        uint64_t number
+        int64_t age_ns, slow_after_ns
+        int slow
     ctypedef struct fq_model:
         uint32_t id, outputs
         fq_signature signature
@@ -180,6 +190,7 @@ cdef extern from "fq_control.h" nogil:
     int64_t fq_former_step_now(fq_former *) noexcept
     fq_batch *fq_stream_try(fq_former *, uint32_t number) noexcept
     fq_batch *fq_stream_next(fq_former *, uint32_t number) noexcept
+    uint32_t fq_former_watch(fq_former *, fq_running *) noexcept
     void fq_former_run(fq_former *) noexcept
     void fq_former_close(fq_former *) noexcept
     int64_t fq_now(const fq_former *) noexcept

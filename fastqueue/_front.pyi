@@ -8,6 +8,7 @@ NEVER: int
 class Completion(NamedTuple):
     slot: int
     status: int
+    again: bool
     message: str
     outputs: list[tuple[tuple[int, ...], bytes]]
     batch: int
@@ -46,6 +47,7 @@ class FrontLane:
         tensors: Sequence[tuple[int, Iterable[int], Buffer] | tuple[int, Iterable[int], Buffer, Buffer]],
         deadline_ns: int | None = None,
         arrival_ns: int | None = None,
+        priority: int = 0,
     ) -> int: ...
     def cancel(self, number: int) -> None: ...
     def poll(self) -> Completion | None: ...

@@ -23,7 +23,7 @@ NEVER = _c.FQ_NEVER
 
 Completion = namedtuple(
     "Completion",
-    "slot status message outputs batch batch_rows reason queue_ns input_ns compute_ns output_ns done_ns",
+    "slot status again message outputs batch batch_rows reason queue_ns input_ns compute_ns output_ns done_ns",
 )
 
 
@@ -227,9 +227,10 @@ cdef class FrontLane:
             raise LayoutMismatch("output arena: the descriptor holds something else")
         self.front.worker = &self.page.bell
 
-    def submit(self, uint32_t model, uint32_t rows, tensors, deadline_ns=None, arrival_ns=None) -> int:
+    def submit(self, uint32_t model, uint32_t rows, tensors, deadline_ns=None, arrival_ns=None, uint32_t priority=0) -> int:
         """Sends a request: `tensors` are (input index, dims, buffer), and where rows differ in size a buffer of a u64 per
-        row, its end in bytes. Times in ns of CLOCK_MONOTONIC. Its slot number."""
+        row, its end in bytes. Times in ns of CLOCK_MONOTONIC. `priority`: 1 is the highest, 0 the model's default. Its slot
+        number."""
         self.alive()
         if self.page == NULL:
             raise QueueError("submit before attach_worker")
@@ -246,6 +247,7 @@ cdef class FrontLane:
         self.block_counts[number] = taken
         slot.model = model
         slot.rows = rows
+        slot.priority = priority
         slot.arrival_ns = _c.fq_monotonic_ns() if arrival_ns is None else arrival_ns
         slot.deadline_ns = _c.FQ_NEVER if deadline_ns is None else deadline_ns
         if _c.fq_lane_publish(&self.front, number) > 0:
@@ -275,8 +277,8 @@ cdef class FrontLane:
         _c.fq_input_free(&self.arena.input, self.blocks + <size_t>n * _c.FQ_FILL_BLOCKS, self.block_counts[n])
         if _c.fq_lane_retire(&self.front, n, done.answer.length != 0):
             _c.fq_bell_wake(self.front.worker)
-        return Completion(n, done.status, message, outputs, done.batch, done.batch_rows, done.reason, done.queue_ns,
-                          done.input_ns, done.compute_ns, done.output_ns, done.done_ns)
+        return Completion(n, done.status, done.flags & _c.FQ_AGAIN != 0, message, outputs, done.batch, done.batch_rows,
+                          done.reason, done.queue_ns, done.input_ns, done.compute_ns, done.output_ns, done.done_ns)
 
     cdef list outputs(self, _c.fq_extent at):
         cdef const _c.fq_answer *answer

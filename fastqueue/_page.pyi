@@ -33,6 +33,7 @@ class ModelStats(NamedTuple):
     output: Count
     cancelled: int
     expired: int
+    slow: int
     pending_rows: int
     reasons: dict[str, int]
     sizes: list[SizeStats]

@@ -1,11 +1,26 @@
 from collections.abc import Sequence
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn, Self
 
 from typing_extensions import Buffer
 
 from fastqueue._page import ModelStats
 
 REASONS: tuple[str, ...]
+
+MAX_LEVELS: int
+
+class Level(NamedTuple):
+    timeout_ns: int = 0
+    delay: bool = False
+    max_queue: int = 0
+
+class Running(NamedTuple):
+    model: int
+    rows: int
+    number: int
+    age_ns: int
+    slow_after_ns: int
+    slow: bool
 
 class Batch:
     @property
@@ -52,6 +67,8 @@ class BatchFormer:
         head_start_ns: int = 0,
         batched: bool = True,
         max_streams: int = 1,
+        levels: Sequence[Level] = (Level(),),
+        default_level: int = 0,
     ) -> None: ...
     def remove_model(self, id: int) -> None: ...
     def add_stream(self, group: int) -> int: ...
@@ -61,6 +78,7 @@ class BatchFormer:
     def next_batch(self, stream: int) -> Batch | None: ...
     def try_batch(self, stream: int) -> Batch | None: ...
     def step(self) -> int: ...
+    def watch(self) -> list[Running]: ...
     def set_clock(self, ns: int) -> None: ...
     def stats(self) -> list[ModelStats]: ...
     def check(self) -> int: ...

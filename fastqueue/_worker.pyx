@@ -1,5 +1,6 @@
 """The worker's side: the batch former, and the batches it hands to launchers."""
 import os
+from collections import namedtuple
 
 cimport cython
 from libc.errno cimport errno
@@ -17,6 +18,11 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *, size_t)
 
 _c.fq_fork_watch()
+
+MAX_LEVELS = _c.FQ_MAX_LEVELS
+
+Level = namedtuple("Level", "timeout_ns delay max_queue", defaults=(0, False, 0))
+Running = namedtuple("Running", "model rows number age_ns slow_after_ns slow")
 
 
 cdef class Batch:
@@ -307,14 +313,19 @@ cdef class BatchFormer:
         del self.lanes[number]
 
     def add_model(self, uint32_t id, *, uint32_t group, uint32_t max_batch, element_bytes, output_row_bytes,
-                  int64_t max_wait_ns=0, int64_t head_start_ns=0, bint batched=True, uint32_t max_streams=1) -> None:
+                  int64_t max_wait_ns=0, int64_t head_start_ns=0, bint batched=True, uint32_t max_streams=1, levels=(Level(),),
+                  uint32_t default_level=0) -> None:
         """Registers a model: `element_bytes` per input (0: variable), `output_row_bytes` per output (-1: known after the
-        run only). max_batch in rows; 1 and batched=False for a model that does not batch."""
+        run only). max_batch in rows; 1 and batched=False for a model that does not batch. `levels`: a Level per priority,
+        the highest first; `default_level` counts from 0."""
         cdef _c.fq_model_config config
         self.alive()
         if id == 0 or max_batch == 0 or not (len(element_bytes) <= _c.FQ_MAX_TENSORS >= len(output_row_bytes)):
             raise ValueError(f"model {id}: id and max_batch ({max_batch}) are positive, with at most "
                              f"{_c.FQ_MAX_TENSORS} inputs and outputs")
+        if not default_level < len(levels) <= _c.FQ_MAX_LEVELS:
+            raise ValueError(f"model {id}: 1 to {_c.FQ_MAX_LEVELS} levels with a default among them, not {len(levels)} with "
+                             f"{default_level}")
         memset(&config, 0, sizeof(config))
         config.id, config.group, config.max_streams = id, group, max_streams
         config.policy.max_batch, config.policy.max_wait_ns = max_batch, max_wait_ns
@@ -325,6 +336,10 @@ cdef class BatchFormer:
             config.signature.element_bytes[i] = size
         for i, size in enumerate(output_row_bytes):
             config.output_row_bytes[i] = size
+        config.level_count, config.default_level = len(levels), default_level
+        for i, (timeout_ns, delay, max_queue) in enumerate(levels):
+            config.levels[i].timeout_ns, config.levels[i].delay = timeout_ns, delay
+            config.levels[i].max_queue = max_queue
         if _c.fq_former_add_model(self.former, &config) < 0:
             raise QueueError(f"a worker has at most {_c.FQ_MAX_MODELS} models loaded")
 
@@ -384,6 +399,17 @@ cdef class BatchFormer:
         """Everything that can be done now, on this thread. When to step again if nothing comes, in ns."""
         self.alive()
         return _c.fq_former_step_now(self.former)
+
+    def watch(self) -> list:
+        """A Running per launched batch. `slow` is True once per batch, when it has run for `slow_after_ns`; it is then
+        counted. Ages are without the time that a batch waited for output memory."""
+        cdef _c.fq_running running[128]
+        self.alive()
+        return [
+            Running(running[i].model, running[i].rows, running[i].number, running[i].age_ns, running[i].slow_after_ns,
+                    running[i].slow != 0)
+            for i in range(_c.fq_former_watch(self.former, running))
+        ]
 
     def set_clock(self, int64_t ns) -> None:
         """Moves a test's clock."""

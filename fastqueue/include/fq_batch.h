@@ -24,18 +24,6 @@ static inline void fq_request_add_times(fq_request *r, const fq_batch *b, int64_
     r->reason = (uint32_t)b->reason;
 }
 
-/* The launch slot is free again. The launcher steps when it comes for its next batch (fq_stream_next). */
-static inline void fq_batch_done(fq_former *f, fq_batch *b) {
-    fq_stream *s = b->stream;
-    if (b->block.length) fq_output_given_back(f, fq_output_drop(&f->output, b->block));
-    b->block.length = 0;
-    b->state = FQ_BATCH_FREE;
-    s->count--;
-    b->model->running--;
-    pthread_cond_broadcast(&f->drained);
-    fq_former_ring_fronts(f);
-}
-
 /* Takes the last part of a request whose rows differ: its join, with an answer. The lock is let go while bytes are copied. */
 static inline void fq_request_join(fq_former *f, const fq_batch *b, fq_request *r, const fq_shape *shapes) {
     fq_extent data[FQ_MAX_TENSORS];
@@ -115,44 +103,21 @@ static inline fq_batch *fq_stream_launch(fq_former *f, fq_stream *s) {
     if (!b) return NULL;
     b->state = FQ_BATCH_LAUNCHED;
     b->launched_ns = b->input_ns = b->compute_ns = fq_now(f);
-    for (uint32_t p = 0; p < b->part_count; p++)
+    for (uint32_t p = 0; p < b->part_count; p++) {
+        fq_request_leaves(b->parts[p].request);
         if (b->parts[p].request->taken_ns == 0) b->parts[p].request->taken_ns = b->launched_ns;
+    }
     return b;
-}
-
-/* Why a part need not run any more, or NULL. */
-static inline const char *fq_part_obsolete(fq_former *f, const fq_request *r, int64_t now, uint32_t *status) {
-    *status = r->status;
-    if (r->status) return "";
-    *status = FQ_CANCELLED;
-    if (fq_lane_cancelled(&f->lanes[r->lane].end, r->number)) return "cancelled by the client";
-    *status = FQ_DEADLINE;
-    return r->slot.deadline_ns <= now ? "the deadline passed before the batch was launched" : NULL;
 }
 
 /* Drops the parts that need not run any more. 1 when the batch must run, 0 when nothing is left and it is done. */
 static inline int fq_batch_check(fq_batch *b) {
     fq_former *f = b->former;
-    uint32_t kept = 0, status;
     pthread_mutex_lock(&f->lock);
-    int64_t now = fq_now(f);
-    b->rows = 0;
-    for (uint32_t i = 0; i < b->part_count; i++) {
-        fq_part part = b->parts[i];
-        const char *why = fq_part_obsolete(f, part.request, now, &status);
-        if (!why) {
-            b->rows += part.rows;
-            b->parts[kept++] = part;
-            continue;
-        }
-        fq_request_error(f, part.request, status, why);
-        fq_request_part_done(f, part.request);
-    }
-    b->part_count = kept;
-    if (kept == 0) fq_batch_done(f, b);
-    else fq_former_ring_fronts(f);
+    int left = fq_batch_sift(f, b, fq_now(f));
+    fq_former_ring_fronts(f);
     pthread_mutex_unlock(&f->lock);
-    return kept != 0;
+    return left;
 }
 
 #endif

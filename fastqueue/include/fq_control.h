@@ -93,6 +93,9 @@ typedef struct fq_model_config {
     fq_policy policy;
     fq_signature signature;
     int64_t output_row_bytes[FQ_MAX_TENSORS];
+    uint32_t level_count;   /* 0: one level without bounds */
+    uint32_t default_level; /* from 0 */
+    fq_level levels[FQ_MAX_LEVELS];
 } fq_model_config;
 
 /* Rows whose outputs fit into the output arena together, when their sizes are known: a batch never closes with more, or small
@@ -120,6 +123,9 @@ static inline int fq_former_add_model(fq_former *f, const fq_model_config *confi
                             .outputs = config->outputs, .policy = config->policy, .signature = config->signature};
         model->policy.max_batch = fq_model_fitting_rows(f, config);
         memcpy(model->output_row_bytes, config->output_row_bytes, sizeof model->output_row_bytes);
+        memcpy(model->levels, config->levels, sizeof model->levels);
+        model->level_count = config->level_count ? config->level_count : 1;
+        model->default_level = config->default_level;
         model->stats = &f->page->models[number];
         memset((void *)model->stats, 0, sizeof *model->stats);
         fq_store_rlx(&model->stats->model, config->id, S1);
@@ -160,6 +166,45 @@ static inline void fq_former_remove_stream(fq_former *f, uint32_t number) {
     f->streams[number].used = 0;
     pthread_cond_broadcast(&f->streams[number].ready);
     pthread_mutex_unlock(&f->lock);
+}
+
+/* ---- the watch ---- */
+
+/* A batch that is in its model's hands. */
+typedef struct fq_running {
+    uint32_t model;
+    uint32_t rows;
+    uint64_t number;
+    int64_t age_ns; /* since its launch, without the time it waited for output memory */
+    int64_t slow_after_ns;
+    int slow; /* it is slow, and was not when it was looked at before */
+} fq_running;
+
+enum { FQ_MAX_RUNNING = FQ_MAX_STREAMS * FQ_LAUNCH_SLOTS };
+
+static inline int64_t fq_batch_age_ns(const fq_batch *b, int64_t now) {
+    return (b->stalled_since ? b->stalled_since : now) - b->launched_ns - b->stalled_ns;
+}
+
+/* Every launched batch; counts those that have become slow. Their number. */
+static inline uint32_t fq_former_watch(fq_former *f, fq_running out[FQ_MAX_RUNNING]) {
+    uint32_t count = 0;
+    pthread_mutex_lock(&f->lock);
+    int64_t now = fq_now(f);
+    for (uint32_t i = 0; i < FQ_MAX_RUNNING; i++) {
+        fq_batch *b = &f->streams[i / FQ_LAUNCH_SLOTS].slots[i % FQ_LAUNCH_SLOTS];
+        if (b->state != FQ_BATCH_LAUNCHED) continue;
+        fq_running running = {.model = b->model->id, .rows = b->rows, .number = b->number, .age_ns = fq_batch_age_ns(b, now)};
+        running.slow_after_ns = fq_slow_after_ns(fq_predict(b->model, b->rows));
+        running.slow = !b->slow && running.age_ns >= running.slow_after_ns;
+        if (running.slow) {
+            b->slow = 1;
+            fq_add(&b->model->stats->slow, 1);
+        }
+        out[count++] = running;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return count;
 }
 
 /* ---- running ---- */

@@ -8,24 +8,7 @@
 
 #include <unistd.h>
 
-#include "fq_stats.h"
-
-/* Takes a request out of its queue. 1 when the queue is empty now, and gone. */
-static inline int fq_queue_unlink(fq_former *f, fq_request *r) {
-    fq_queue *queue = r->queue;
-    fq_model *model = queue->model;
-    *(r->prev ? &r->prev->next : &queue->head) = r->next;
-    *(r->next ? &r->next->prev : &queue->tail) = r->prev;
-    r->queue = NULL;
-    if (--model->waiting == 0) pthread_cond_broadcast(&f->drained);
-    if (queue->head) return 0;
-    fq_queue **at = &model->queues;
-    while (*at != queue) at = &(*at)->next;
-    *at = queue->next;
-    queue->next = f->free_queues;
-    f->free_queues = queue;
-    return 1;
-}
+#include "fq_queue.h"
 
 /* The first error of a request is the one that is told. */
 static inline void fq_request_error(fq_former *f, fq_request *r, uint32_t status, const char *text) {
@@ -78,7 +61,7 @@ static inline void fq_chain_drop(fq_former *f, fq_request *r) {
 
 static inline void fq_request_post(fq_request *r, fq_attached *lane, int64_t now) {
     fq_completion done = {
-        .slot = r->number, .flags = FQ_FINAL, .status = r->status, .text_bytes = r->text_bytes, .answer = r->answer,
+        .slot = r->number, .flags = FQ_FINAL | r->flags, .status = r->status, .text_bytes = r->text_bytes, .answer = r->answer,
         .batch = r->batch, .batch_rows = r->batch_rows, .reason = r->reason,
         .queue_ns = r->taken_ns ? r->taken_ns - r->slot.arrival_ns : now - r->slot.arrival_ns,
         .input_ns = r->input_ns, .compute_ns = r->compute_ns, .output_ns = r->output_ns, .done_ns = now,
@@ -94,6 +77,7 @@ static inline void fq_request_finish(fq_former *f, fq_request *r) {
         fq_stats_failure(r->model->stats, r, now);
     else if (r->model)
         fq_stats_success(r->model->stats, r, now);
+    fq_request_leaves(r);
     fq_join_drop(f, r);
     fq_chain_drop(f, r);
     r->state = FQ_IDLE;
@@ -111,6 +95,7 @@ static inline void fq_request_end_waiting(fq_former *f, fq_request *r, uint32_t 
     fq_stats_pending(r->model->stats, -(int64_t)(r->slot.rows - r->next_row));
     r->state = FQ_RUNNING;
     (void)fq_queue_unlink(f, r);
+    fq_request_leaves(r);
     fq_request_error(f, r, status, text);
     if (r->parts == 0) fq_request_finish(f, r);
 }

@@ -29,7 +29,7 @@
 #include "fq_bell.h"
 #include "fq_ring.h"
 
-#define FQ_ABI_VERSION 2u
+#define FQ_ABI_VERSION 3u
 #define FQ_PAGE 4096u
 
 #define FQ_MAGIC_LANE 0x3130454e414c5146ull   /* "FQLANE01" */
@@ -89,7 +89,7 @@ typedef struct fq_slot {
     int64_t deadline_ns; /* CLOCK_MONOTONIC; INT64_MAX: none */
     fq_extent header;    /* of the input arena */
     uint64_t tenant;
-    uint32_t priority; /* 0: the model's default */
+    uint32_t priority; /* as it was asked for: 1 is the highest, 0 the model's default (fq_level_of) */
     uint32_t trace_flags;
     unsigned char trace_id[16];
     unsigned char span_id[8];
@@ -102,7 +102,8 @@ typedef struct fq_submission {
 
 /* ---- the answer ---- */
 
-enum { FQ_FINAL = 1u };
+/* FQ_AGAIN: an error that may be gone when the same request is sent a little later. */
+enum { FQ_FINAL = 1u, FQ_AGAIN = 2u };
 
 /* `status` is a gRPC status code: 0, or an error whose message is the slot's text. */
 typedef struct fq_completion {
@@ -238,6 +239,7 @@ typedef struct fq_model_stats {
     fq_count output;
     fq_a64 cancelled;
     fq_a64 expired;
+    fq_a64 slow; /* batches that ran for longer than fq_slow_after_ns */
     fq_a64 pending_rows;
     fq_a64 batches[FQ_REASONS];
     fq_size_stats sizes[FQ_MAX_SIZES];

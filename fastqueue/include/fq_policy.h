@@ -1,4 +1,4 @@
-/* fq_policy.h: when a batch closes, and whose turn it is. Two pure functions: no clock, no lock, no state.
+/* fq_policy.h: when a batch closes, whose turn it is, and who goes first. Pure functions: no clock, no lock, no state.
  *
  * NEXT STEP, for one model. A batch closes only when a launch slot is free; what waits behind a busy device
  * keeps growing towards full. Of the free launch slots, those of an idle stream start at once; the second slot of a busy
@@ -16,6 +16,16 @@
  * NEXT MODEL, among models that share streams and are ready: deficit round-robin on measured device time. Each
  * model has a credit in nanoseconds of device time; a round gives every ready model one quantum, a batch is
  * charged what it took. A model with nothing ready keeps no credit, so it cannot save up for a burst.
+ *
+ * LEVELS, within a model. A model has 1 to FQ_MAX_LEVELS of them, the first being the highest. A request of a higher level
+ * goes into the next batch first, and a batch is filled from as many levels as it has room for. Each level has a queue policy:
+ * how many may wait, how long one may, and what becomes of one that has waited longer: an error, or (delay) a place
+ * behind everybody else of its level. So where a request stands is a number, its rank: 2 * level, and one more once it is
+ * delayed; of one rank, who came first goes first. Nothing ages yet: a low level may wait for ever behind a high one.
+ * (Ageing is to be a change of rank, as a delay is: fq_queue_move.)
+ *
+ * SLOW. A batch that runs for longer than fq_slow_after_ns is worth a warning: longer than any model here should take, and far
+ * longer than this one took before.
  */
 #ifndef FQ_POLICY_H
 #define FQ_POLICY_H
@@ -25,6 +35,10 @@
 #include "fq_layout.h"
 
 #define FQ_QUANTUM_NS 1000000
+#define FQ_SLOW_NS 10000000000 /* no batch that is younger is called slow */
+#define FQ_WAKE_NS 1000000     /* how long before the end of its queue time-out a request makes its batch ready */
+
+enum { FQ_MAX_LEVELS = 32 };
 
 typedef struct fq_policy {
     uint32_t max_batch; /* rows; 1 for a model that does not batch */
@@ -105,6 +119,37 @@ static inline uint32_t fq_next_model(fq_share *ready, uint32_t count, uint32_t f
         if (ready[at].credit_ns > 0) return at;
     }
     return first % count;
+}
+
+/* ---- levels ---- */
+
+/* The queue policy of one level. */
+typedef struct fq_level {
+    int64_t timeout_ns; /* 0: none */
+    uint32_t delay;     /* who has waited for so long: 0: is refused; 1: goes behind the others of its level */
+    uint32_t max_queue; /* requests that may wait, 0: any number */
+} fq_level;
+
+/* The level, from 0, of a request of this priority: 1 is the highest; 0, and what is below the lowest, mean the default. */
+static inline uint32_t fq_level_of(uint32_t priority, uint32_t levels, uint32_t default_level) {
+    return priority >= 1 && priority <= levels ? priority - 1 : default_level;
+}
+
+static inline uint32_t fq_rank(uint32_t level, uint32_t delayed) { return 2 * level + delayed; }
+
+/* Until when a request that arrived at `arrival_ns` may wait in the queue; FQ_NEVER: without end. */
+static inline int64_t fq_queue_until_ns(const fq_level *level, int64_t arrival_ns) {
+    int64_t until_ns;
+    if (level->timeout_ns <= 0 || __builtin_add_overflow(arrival_ns, level->timeout_ns, &until_ns)) return FQ_NEVER;
+    return until_ns;
+}
+
+/* ---- slow batches ---- */
+
+/* How long a batch may run before it is called slow, by its predicted time (0: not known). */
+static inline int64_t fq_slow_after_ns(int64_t predicted_ns) {
+    if (predicted_ns > FQ_NEVER / 20) return FQ_NEVER;
+    return predicted_ns * 20 > FQ_SLOW_NS ? predicted_ns * 20 : FQ_SLOW_NS;
 }
 
 #endif

@@ -34,6 +34,11 @@ typedef struct fq_request {
     uint32_t lane;
     uint32_t number; /* of the slot */
     int state;
+    uint32_t level;
+    uint32_t rank;   /* fq_rank */
+    uint32_t queued; /* counts as one that waits (fq_request_leaves) */
+    uint32_t flags;  /* of its completion, beside FQ_FINAL */
+    int64_t queue_until_ns; /* the end of its queue time-out, FQ_NEVER: none, or it has had its effect */
     uint32_t next_row;
     uint32_t parts;
     uint32_t rows_done;

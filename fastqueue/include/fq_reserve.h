@@ -128,6 +128,7 @@ static inline int fq_batch_reserve(fq_batch *b, const fq_sizes *sizes, int wait)
     for (uint32_t i = 0; i < b->model->outputs; i++) b->variable |= sizes[i].row_ends != NULL;
     pthread_mutex_lock(&f->lock);
     int result = fq_batch_try_reserve(f, b);
+    if (result == FQ_RESERVE_FULL && wait) b->stalled_since = fq_now(f);
     while (result == FQ_RESERVE_FULL && wait && !f->closing) {
         f->memory_waiters++;
         fq_bell_kick(&f->page->bell); /* the former thread must sleep with FQ_WANT_RELEASE from here on */
@@ -135,6 +136,8 @@ static inline int fq_batch_reserve(fq_batch *b, const fq_sizes *sizes, int wait)
         f->memory_waiters--;
         result = fq_batch_try_reserve(f, b);
     }
+    if (b->stalled_since) b->stalled_ns += fq_now(f) - b->stalled_since;
+    b->stalled_since = 0;
     b->reserved = result == FQ_RESERVED;
     pthread_mutex_unlock(&f->lock);
     return result;

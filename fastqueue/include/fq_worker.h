@@ -3,7 +3,7 @@
  *   fq_former     the monitor: lock, output arena, and
  *     lanes[]     fq_attached: a lane's worker end, the input arena behind it, a record per slot
  *     models[]    fq_model: policy, signature, measured times, the queues of what waits
- *     queues[]    fq_queue: waiting requests of one model and one batch key, oldest first
+ *     queues[]    fq_queue: waiting requests of one model and one batch key, by rank (fq_policy.h), oldest first
  *     streams[]   fq_stream: two launch slots each, an fq_batch in each
  *
  * What launchers do with a batch (fq_batch.h) reads its parts and their requests without the lock: from FQ_BATCH_LAUNCHED
@@ -33,11 +33,15 @@ enum {
 /* gRPC status codes that the queue itself gives. */
 enum { FQ_OK = 0, FQ_CANCELLED = 1, FQ_DEADLINE = 4, FQ_NOT_FOUND = 5, FQ_EXHAUSTED = 8, FQ_INTERNAL = 13, FQ_UNAVAILABLE = 14 };
 
+enum { FQ_RANKS = 2 * FQ_MAX_LEVELS };
+_Static_assert(FQ_RANKS <= 64, "a queue has a bit for each rank");
+
 typedef struct fq_queue {
     fq_request *head;
-    fq_request *tail;
     struct fq_queue *next; /* of the same model; or in the free list */
     struct fq_model *model;
+    uint64_t ranks;             /* bit r: requests of rank r are there */
+    fq_request *last[FQ_RANKS]; /* of each rank whose bit is set */
 } fq_queue;
 
 typedef struct fq_model {
@@ -50,6 +54,10 @@ typedef struct fq_model {
     int64_t output_row_bytes[FQ_MAX_TENSORS]; /* -1: known only after the run */
     fq_queue *queues;
     uint32_t waiting; /* requests */
+    uint32_t level_count;
+    uint32_t default_level;
+    fq_level levels[FQ_MAX_LEVELS];
+    uint32_t queued[FQ_MAX_LEVELS]; /* requests that count against max_queue (fq_request_leaves) */
     uint32_t running; /* batches closed and not done */
     int64_t predicted_ns[FQ_BUCKETS];
     fq_share share;
@@ -83,6 +91,9 @@ typedef struct fq_batch {
     int64_t launched_ns;
     int64_t input_ns;   /* when the inputs were in place */
     int64_t compute_ns; /* when the outputs were computed */
+    int64_t stalled_ns;    /* how long it waited for output memory, which is no fault of the model's */
+    int64_t stalled_since; /* 0: it does not wait now */
+    int slow;              /* it was counted as one */
     fq_extent block;    /* of the output arena; length 0: none */
     uint64_t answers;   /* where the answers start in it */
     int reserved;

@@ -50,10 +50,16 @@ class Rig:
         )  # fmt: skip
 
     def submit(
-        self, rows: int = 1, *, model: int = 1, width: int = WIDTH, deadline_ns: int | None = None
+        self,
+        rows: int = 1,
+        *,
+        model: int = 1,
+        width: int = WIDTH,
+        deadline_ns: int | None = None,
+        priority: int = 0,
     ) -> int:
         x = np.random.default_rng(len(self.sent)).standard_normal((rows, width)).astype(np.float32)
-        slot = self.lane.submit(model, rows, [(0, x.shape, x)], deadline_ns, self.now)
+        slot = self.lane.submit(model, rows, [(0, x.shape, x)], deadline_ns, self.now, priority)
         self.sent[slot] = x
         return slot
 

@@ -12,12 +12,13 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from queue_rig import MS, Rig
 
-from fastqueue import Batch, FrontLane, InputArena
+from fastqueue import Batch, FrontLane, InputArena, Level
 from fastqueue.errors import QueueFull
 
 pytestmark = pytest.mark.t2
 
-OK, CANCELLED, DEADLINE, INTERNAL = 0, 1, 4, 13
+OK, CANCELLED, DEADLINE, EXHAUSTED, INTERNAL = 0, 1, 4, 8, 13
+LEVELS = [Level(), Level(timeout_ns=4 * MS), Level(timeout_ns=2 * MS, delay=True), Level(max_queue=2)]
 
 
 class Queue(RuleBasedStateMachine):
@@ -34,6 +35,8 @@ class Queue(RuleBasedStateMachine):
             output_mb=1,
             arena_mb=2,
             output_row_bytes=[-1],
+            levels=LEVELS,
+            default_level=1,
         )
         self.expected: dict[int, set[int]] = {}  # slot: statuses that may come
         self.batches: list[Batch] = []
@@ -43,17 +46,23 @@ class Queue(RuleBasedStateMachine):
         rows=st.integers(0, 20),
         width=st.sampled_from([4, 4, 6]),
         ttl=st.none() | st.integers(1, 9),
+        priority=st.integers(0, 5),
     )
-    def submit(self, rows: int, width: int, ttl: int | None) -> int:
+    def submit(self, rows: int, width: int, ttl: int | None, priority: int) -> int:
         deadline = None if ttl is None else self.rig.now + ttl * MS
         free = self.rig.lane.free_count
         try:
-            slot = self.rig.submit(rows, width=width, deadline_ns=deadline)
+            slot = self.rig.submit(rows, width=width, deadline_ns=deadline, priority=priority)
         except QueueFull:
             assert free == 0
             return -1
         assert slot not in self.expected, "a slot is out once"
-        self.expected[slot] = {OK} if ttl is None else {OK, DEADLINE}
+        level = LEVELS[priority - 1 if 1 <= priority <= len(LEVELS) else 1]
+        self.expected[slot] = {OK}
+        if ttl is not None or (level.timeout_ns and not level.delay):
+            self.expected[slot].add(DEADLINE)
+        if level.max_queue:
+            self.expected[slot].add(EXHAUSTED)
         return slot
 
     @rule(slot=slots_in_flight)

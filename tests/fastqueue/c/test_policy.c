@@ -141,3 +141,39 @@ TEST(models_get_equal_device_time_whatever_their_batches_take) {
     }
     CHECK(least > 100 * cost[3]);
 }
+
+/* ---- levels ---- */
+
+TEST(a_priority_is_a_level_or_the_default) {
+    CHECK_EQ(fq_level_of(1, 3, 2), 0);
+    CHECK_EQ(fq_level_of(3, 3, 0), 2);
+    CHECK_EQ(fq_level_of(0, 3, 1), 1);
+    CHECK_EQ(fq_level_of(4, 3, 1), 1);
+    CHECK_EQ(fq_level_of(UINT32_MAX, 3, 1), 1);
+    CHECK_EQ(fq_level_of(7, 1, 0), 0); /* a model without levels has one */
+}
+
+TEST(a_delayed_request_is_behind_its_level_and_before_the_next) {
+    for (uint32_t level = 0; level < FQ_MAX_LEVELS; level++) {
+        CHECK(fq_rank(level, 0) < fq_rank(level, 1));
+        if (level > 0) CHECK(fq_rank(level - 1, 1) < fq_rank(level, 0));
+    }
+    CHECK(fq_rank(FQ_MAX_LEVELS - 1, 1) < 64);
+}
+
+TEST(a_queue_time_out_counts_from_the_arrival) {
+    fq_level level = {.timeout_ns = ns(500)};
+    CHECK_EQ(fq_queue_until_ns(&level, ns(100)), ns(600));
+    level.timeout_ns = 0;
+    CHECK_EQ(fq_queue_until_ns(&level, ns(100)), FQ_NEVER);
+    level.timeout_ns = INT64_MAX;
+    CHECK_EQ(fq_queue_until_ns(&level, ns(100)), FQ_NEVER);
+}
+
+TEST(slow_is_twenty_times_as_long_as_predicted_and_ten_seconds_at_least) {
+    int64_t second = 1000000000;
+    CHECK_EQ(fq_slow_after_ns(0), 10 * second);
+    CHECK_EQ(fq_slow_after_ns(second / 2), 10 * second);
+    CHECK_EQ(fq_slow_after_ns(second), 20 * second);
+    CHECK_EQ(fq_slow_after_ns(INT64_MAX / 2), FQ_NEVER);
+}
