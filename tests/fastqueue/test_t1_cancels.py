@@ -28,6 +28,20 @@ def test_a_deadline_closes_the_batch_in_time_to_run_it() -> None:
     assert batch is not None and batch.reason == "deadline"
 
 
+def test_a_model_slower_than_the_budget_is_run_all_the_same() -> None:
+    """Neither while nothing is known of it nor once it is measured: only the deadline itself ends a request."""
+    rig = Rig(max_batch=8)
+    for _ in range(3):
+        slot = rig.submit(deadline_ns=rig.now + 10 * MS)
+        batch = rig.launch()
+        assert batch is not None and batch.check()
+        rig.clock(rig.now + 500 * MS)
+        rig.compute(batch)
+        assert rig.poll()[slot].status == 0
+    assert rig.former.stats()[0].expired == 0
+    rig.assert_clean()
+
+
 def test_an_expired_request_never_runs_and_leaves_at_its_deadline() -> None:
     rig = Rig(max_batch=1)
     running = occupy(rig)

@@ -75,6 +75,18 @@ def test_a_cancelled_call_is_dropped_from_the_queue(serve):
     assert engine.batches == [1, 1]
 
 
+def test_a_burst_of_twice_what_runs_at_once_waits_and_is_not_refused(serve):
+    engine = affine(max_batch_size=1, instances=4)
+    service, wire = serve(engine)
+    engine.gate.shut()
+    burst = queue(service, wire, [infer_request("affine", x=rows(1, 10.0 * i)) for i in range(8)])
+    engine.gate.wait_until_held(4)
+    assert not any(future.done() for future in burst)
+    engine.gate.open()
+    for i, future in enumerate(burst):
+        assert np.array_equal(output(done_response(future)), 2 * rows(1, 10.0 * i) + 1)
+
+
 def test_a_full_queue_refuses_with_a_hint_when_to_come_back(serve):
     engine = affine()
     service, wire = serve(engine, slots_per_lane=4)

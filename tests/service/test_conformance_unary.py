@@ -122,6 +122,21 @@ def test_empty_rows_keep_their_place_beside_rows_with_elements(serve):
     assert engine.batches == [1, 8]
 
 
+def test_requests_without_rows_are_answered_beside_those_with_some(serve):
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))
+    sent = [rows(count, 10.0 * i) for i, count in enumerate((2, 0, 3, 0))]
+    futures = queue(service, wire, [infer_request("affine", x=x) for x in sent])
+    engine.gate.open()
+    for x, future in zip(sent, futures, strict=True):
+        response = done_response(future)
+        assert list(response.outputs[0].shape) == list(x.shape)
+        assert response.raw_output_contents[0] == (2 * x + 1).tobytes()
+    assert status_of(first) == "OK"
+    assert engine.batches == [1, 5]
+
+
 def test_a_message_of_many_megabytes_goes_both_ways(serve):
     _, wire = serve(affine(width=1 << 20), arena_mb=64, output_arena_mb=64)
     x = np.arange(2 << 20, dtype=np.float32).reshape(2, 1 << 20)
