@@ -23,11 +23,16 @@ cdef extern from "hr_spec.h" nogil:
     cdef enum hr_datatype:
         HR_NO_DATATYPE
         HR_DATATYPES
+    ctypedef struct hr_form:
+        uint32_t rank
+        int64_t dims[8]
     ctypedef struct hr_tensor_spec:
         hr_view name
         hr_datatype datatype
         uint32_t rank
         int64_t dims[8]
+        bint reshaped
+        hr_form model
     ctypedef struct hr_spec:
         hr_view name
         hr_view version
@@ -103,6 +108,8 @@ cdef extern from "hr_validate.h" nogil:
         const hr_input *input
         hr_view data
         bint typed
+        uint32_t rank
+        const int64_t *dims
     ctypedef struct hr_bound:
         uint32_t rows
         uint32_t input_count

@@ -72,17 +72,24 @@ cdef int fill_draft(hr_spec *draft, object model, int id, int worker, list strin
 
 
 cdef uint32_t fill_tensors(hr_tensor_spec *out, object tensors, list strings) except? 0xffffffff:
-    cdef uint32_t i, d
+    cdef uint32_t i
     for i, tensor in enumerate(tensors):
         if i == HR_MAX_TENSORS:
             break
         strings.append(tensor.name.encode())
         out[i].name = view(strings[len(strings) - 1])
         out[i].datatype = hr_datatype_of(view(tensor.datatype.encode()))
-        out[i].rank = len(tensor.dims)
-        for d in range(min(HR_MAX_RANK, len(tensor.dims))):
-            out[i].dims[d] = tensor.dims[d]
+        out[i].rank = fill_dims(out[i].dims, tensor.dims)
+        out[i].reshaped = tensor.model_dims != tensor.dims
+        out[i].model.rank = fill_dims(out[i].model.dims, tensor.model_dims)
     return len(tensors)
+
+
+cdef uint32_t fill_dims(int64_t *out, object dims) except? 0xffffffff:
+    cdef uint32_t d
+    for d in range(min(HR_MAX_RANK, len(dims))):
+        out[d] = dims[d]
+    return len(dims)
 
 
 # ---- scan ----
@@ -195,6 +202,7 @@ def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
     return {
         "rows": bound.rows,
         "inputs": [bound_data(spec, bound, i, piece) for i in range(bound.input_count)],
+        "shapes": [[bound.inputs[i].dims[d] for d in range(bound.inputs[i].rank)] for i in range(bound.input_count)],
         "outputs": [bound.outputs[i] for i in range(bound.output_count)],
         "timeout_us": bound.timeout_us,
         "priority": bound.priority,

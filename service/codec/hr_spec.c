@@ -40,6 +40,18 @@ static uint64_t number_of(hr_view text) {
     return n;
 }
 
+static int check_reshape(const hr_spec *spec, const char *what, const hr_tensor_spec *t, uint32_t most,
+                         hr_error *err) {
+    hr_form wire = hr_wire_form(t);
+    if (!t->reshaped || (t->model.rank <= most && hr_forms_agree(&wire, &t->model))) return 0;
+    char here[HR_SHAPE_TEXT], there[HR_SHAPE_TEXT];
+    return hr_fail(err, HR_INVALID_ARGUMENT,
+                   "model '%.*s': %s '%.*s' has dims %s and reshape %s: expected at most %u dimensions and as many "
+                   "elements in both",
+                   HR_NAME(spec->name), what, HR_NAME(t->name), hr_shape_text(here, t->dims, t->rank),
+                   hr_shape_text(there, t->model.dims, t->model.rank), most);
+}
+
 static int check_tensors(const hr_spec *spec, const char *what, const hr_tensor_spec *tensors, uint32_t count,
                          hr_error *err) {
     uint32_t most = HR_MAX_RANK - (spec->max_batch_size > 0);
@@ -66,6 +78,7 @@ static int check_tensors(const hr_spec *spec, const char *what, const hr_tensor_
                 return hr_fail(err, HR_INVALID_ARGUMENT,
                                "model '%.*s': %s '%.*s': expected dimensions of -1 or more, got %lld",
                                HR_NAME(spec->name), what, HR_NAME(t->name), (long long)t->dims[d]);
+        if (check_reshape(spec, what, t, most, err) < 0) return -1;
     }
     return 0;
 }

@@ -11,6 +11,7 @@
 #define HR_SPEC_H
 
 #include "hr_error.h"
+#include "hr_reshape.h"
 #include "hr_wire.h"
 
 enum hr_datatype {
@@ -41,7 +42,15 @@ typedef struct hr_tensor_spec {
     enum hr_datatype datatype;
     uint32_t rank; /* without the batch axis */
     int64_t dims[HR_MAX_RANK]; /* -1: any size */
+    bool reshaped;             /* the model has another form than the wire: */
+    hr_form model;
 } hr_tensor_spec;
+
+static inline hr_form hr_wire_form(const hr_tensor_spec *t) {
+    hr_form form = {.rank = t->rank};
+    memcpy(form.dims, t->dims, sizeof form.dims);
+    return form;
+}
 
 typedef struct hr_spec {
     hr_view name;

@@ -222,6 +222,19 @@ static int no_bytes(const check *c, const hr_tensor_spec *t) {
                    HR_NAME(t->name), MODEL(c));
 }
 
+/* The shape that the model sees. */
+static void place(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_bound_input *out) {
+    uint32_t axis = c->spec->max_batch_size > 0;
+    out->rank = input->rank;
+    out->dims = input->dims;
+    if (!t->reshaped) return;
+    hr_form wire = hr_wire_form(t);
+    out->rank = t->model.rank + axis;
+    out->dims = out->reshaped;
+    if (axis) out->reshaped[0] = input->dims[0];
+    hr_form_translate(&wire, input->dims + axis, &t->model, out->reshaped + axis);
+}
+
 static int bind_input(const check *c, uint32_t i) {
     const hr_tensor_spec *t = &c->spec->inputs[i];
     const hr_input *input = &c->request->inputs[c->input_of[i]];
@@ -231,7 +244,11 @@ static int bind_input(const check *c, uint32_t i) {
     if (t->datatype == HR_BYTES_DATATYPE) return no_bytes(c, t);
     uint64_t bytes = data.length;
     if ((typed ? check_elements(c, t, input, &bytes) : check_bytes(c, t, input, data)) < 0) return -1;
-    c->out->inputs[i] = (hr_bound_input){input, {data.data, (size_t)bytes}, typed};
+    hr_bound_input *out = &c->out->inputs[i];
+    out->input = input;
+    out->data = (hr_view){data.data, (size_t)bytes};
+    out->typed = typed;
+    place(c, t, input, out);
     return 0;
 }
 

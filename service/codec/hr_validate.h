@@ -24,9 +24,12 @@
 enum { HR_MAX_ID = 64 << 10 };
 
 typedef struct hr_bound_input {
-    const hr_input *input; /* its shape */
+    const hr_input *input; /* its shape on the wire */
     hr_view data;          /* of typed contents the length alone: hr_typed writes them */
     bool typed;
+    uint32_t rank;       /* its shape in the model: */
+    const int64_t *dims; /* the input's own, or `reshaped` */
+    int64_t reshaped[HR_MAX_RANK];
 } hr_bound_input;
 
 /* A request, bound to the model. Views into the message, as those of hr_request. */

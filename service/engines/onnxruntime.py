@@ -43,7 +43,7 @@ from service.engines.bfloat16 import element_type, numbers_of, stored
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
 from service.models.spec import MAX_RANK, ModelSpec, TensorSpec
-from service.models.wanted import Wanted, asked_size, disagreements, narrowed
+from service.models.wanted import Wanted, as_served, asked_size, disagreements, narrowed
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -105,12 +105,13 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
         batch_sizes=found.batch_sizes,
         config_json=wanted.config_json,
     )
-    if faults := spec.faults() + disagreements(wanted, spec):
+    served = as_served(wanted, spec)
+    if faults := served.faults() + disagreements(wanted, spec):
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
-    ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in spec.outputs)
+    ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in found.outputs)
     if ahead:
         ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
-    return OnnxEngine(session, spec, ahead)
+    return OnnxEngine(session, served, ahead)
 
 
 def available_cores() -> int:
@@ -265,7 +266,7 @@ class OnnxInstance:
         addresses = batch.reserve(self._row_bytes)
         bind, shapes = self._binding.bind_output, []
         for (tensor, dtype), address in zip(self._outputs, addresses or (), strict=True):
-            shape = rows + tensor.dims
+            shape = rows + tensor.model_dims
             bind(tensor.name, "cpu", 0, dtype, shape, address)
             shapes.append(shape)
         if batch.rows:  # not every operator takes an empty batch, and there is nothing to compute

@@ -93,7 +93,9 @@ def open_python_model(path: str, *, name: str, version: str, wanted: Wanted) -> 
 
 
 def _tensors(wanted: Sequence[WantedTensor]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.dims or ()) for tensor in wanted)
+    return tuple(
+        TensorSpec(tensor.name, tensor.datatype, tensor.dims or (), tensor.reshape) for tensor in wanted
+    )
 
 
 def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None = None) -> PythonEngine:
@@ -145,13 +147,13 @@ def load_message(file: str, spec: ModelSpec, parameters: Mapping[str, str]) -> d
     """What a child is told first. `config` is what the model's initialize gets."""
 
     def described(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-        return [{"name": t.name, "datatype": t.datatype, "dims": list(t.dims)} for t in tensors]
+        return [{"name": t.name, "datatype": t.datatype, "dims": list(t.model_dims)} for t in tensors]
 
     return {
         "file": file,
         "max_batch_size": spec.max_batch_size,
         "inputs": [(tensor.name, tensor.datatype) for tensor in spec.inputs],
-        "outputs": [(tensor.name, tensor.datatype, tensor.dims) for tensor in spec.outputs],
+        "outputs": [(tensor.name, tensor.datatype, tensor.model_dims) for tensor in spec.outputs],
         "config": {
             "name": spec.name,
             "version": spec.version,
@@ -273,7 +275,7 @@ class PythonInstance:
         batch.mark_input_done()
         batch.reserve([tensor.row_bytes for tensor in self._spec.outputs])
         batch.mark_compute_done()
-        batch.complete([(0, *tensor.dims) for tensor in self._spec.outputs])
+        batch.complete([(0, *tensor.model_dims) for tensor in self._spec.outputs])
 
     def close(self) -> None:
         self._keeper.close()

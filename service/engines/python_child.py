@@ -125,6 +125,8 @@ class Host:
             came = ", ".join(f"'{name}'" for name in answer) or "nothing"
             raise WrongAnswer(f"{what} is missing; got {came}")
         array, dtype = answer[tensor.name], numpy_dtype(tensor.datatype)
+        if isinstance(array, np.generic):
+            array = np.asarray(array)  # numpy makes arithmetic on a scalar array one of these
         if not isinstance(array, np.ndarray):
             raise WrongAnswer(f"{what} is {_kind(array)}; expected a numpy array of {dtype}")
         if array.dtype != dtype:

@@ -103,7 +103,7 @@ static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
     for (uint32_t i = 0; i < count; i++) {
         const hr_bound_input *in = &d->bound.inputs[i];
         sources[i] = (fq_source){
-            .index = i, .rank = in->input->rank, .dims = in->input->dims, .data = in->data.data, .length = in->data.length};
+            .index = i, .rank = in->rank, .dims = in->dims, .data = in->data.data, .length = in->data.length};
         if (!in->typed) continue;
         typed[i] = hr_typed_at(in->input, p->spec->inputs[i].datatype);
         sources[i].write = hr_typed_write;

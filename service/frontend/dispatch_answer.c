@@ -40,6 +40,27 @@ static const char *copy_slice(const hr_lane *lane, const hr_pending *p, const fq
     return NULL;
 }
 
+/* The form that clients know, in place of the model's: 0, or -1 when the model answered in neither. */
+static int reshape(hr_answer *out, const hr_pending *p, fq_slice *slice) {
+    char came[HR_SHAPE_TEXT], want[HR_SHAPE_TEXT];
+    const hr_tensor_spec *t = &p->spec->outputs[slice->index];
+    uint32_t axis = p->spec->max_batch_size > 0;
+    int64_t wire_dims[HR_MAX_RANK];
+    if (!t->reshaped) return 0;
+    hr_form wire = hr_wire_form(t);
+    if (slice->rank < axis || !hr_form_fits(&t->model, slice->dims + axis, slice->rank - axis)) {
+        out->code = HR_INTERNAL;
+        return hr_fail(&out->error, HR_INTERNAL,
+                       "output '%.*s' of model '%.*s' came out as %s, expected %s%s, the reshape in its config",
+                       HR_NAME(t->name), HR_NAME(p->spec->name), hr_shape_text(came, slice->dims, slice->rank),
+                       hr_shape_text(want, t->model.dims, t->model.rank), axis ? " behind the rows" : "");
+    }
+    hr_form_translate(&t->model, slice->dims + axis, &wire, wire_dims);
+    memcpy(slice->dims + axis, wire_dims, wire.rank * sizeof(int64_t));
+    slice->rank = wire.rank + axis;
+    return 0;
+}
+
 static void add_output(hr_answer *out, const hr_lane *lane, const hr_pending *p, const fq_slice *slice) {
     uint32_t i = out->response.output_count++;
     const hr_tensor_spec *spec = &p->spec->outputs[slice->index];
@@ -71,6 +92,7 @@ void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p,
             broken(out, p, fault);
             return;
         }
+        if (reshape(out, p, &slice) < 0) return;
         add_output(out, lane, p, &slice);
     }
 }

@@ -27,7 +27,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from service._pb import model_config as pb
 from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
-from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config
+from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config, reshape_fault
 from service.models.wanted import Wanted, WantedTensor
 
 LONG_WAIT_US = 1_000_000
@@ -46,9 +46,11 @@ SERVED = frozenset(
         "input.name",
         "input.data_type",
         "input.dims",
+        "input.reshape",
         "output.name",
         "output.data_type",
         "output.dims",
+        "output.reshape",
         "instance_group.name",
         "instance_group.count",
         "dynamic_batching.max_queue_delay_microseconds",
@@ -75,9 +77,7 @@ HINTS = frozenset(
     ]
 )
 LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"])
-REFUSED_IF_PRESENT = frozenset(
-    ["sequence_batching", "ensemble_scheduling", "input.reshape", "output.reshape"]
-)
+REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 NO_HINT_KINDS = (pb.ModelInstanceGroup.KIND_AUTO, pb.ModelInstanceGroup.KIND_CPU)
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES])
 
@@ -260,9 +260,7 @@ def _tensors(kind: str, tensors: Any, faults: list[str]) -> tuple[WantedTensor, 
     faults += [f"{kind} '{name}' comes twice" for name in sorted(set(names)) if names.count(name) > 1]
     found = []
     for tensor in tensors:
-        if any(dim < -1 or dim == 0 for dim in tensor.dims):
-            sizes = "a dim is -1 (any size) or at least 1"
-            faults.append(f"{kind} '{tensor.name}' has dims {list(tensor.dims)}; {sizes}")
+        faults += [f"{kind} '{tensor.name}' {fault}" for fault in _dims_faults(tensor)]
         try:
             said = pb.DataType.Name(tensor.data_type)
         except ValueError:
@@ -272,5 +270,21 @@ def _tensors(kind: str, tensors: Any, faults: list[str]) -> tuple[WantedTensor, 
         except ValueError as error:
             faults.append(f"{kind} '{tensor.name}': {error}")
             continue
-        found.append(WantedTensor(tensor.name, datatype, tuple(tensor.dims) or None))
+        reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+        found.append(WantedTensor(tensor.name, datatype, tuple(tensor.dims) or None, reshape))
     return tuple(found)
+
+
+def _dims_faults(tensor: Any) -> list[str]:
+    """One clause each on dims and reshape of an input or output."""
+    found = [
+        f"has {what} {list(dims)}; a dim is -1 (any size) or at least 1"
+        for what, dims in (("dims", tensor.dims), ("reshape", tensor.reshape.shape))
+        if any(dim < -1 or dim == 0 for dim in dims)
+    ]
+    if found or not tensor.HasField("reshape"):
+        return found
+    if not tensor.dims:
+        return [f"has reshape {list(tensor.reshape.shape)} and no dims; expected dims, as clients send them"]
+    fault = reshape_fault(tensor.dims, tensor.reshape.shape)
+    return [fault] if fault else []

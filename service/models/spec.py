@@ -10,6 +10,11 @@ row. ModelConfig says dims in just that form, ModelMetadata says shapes with a l
 (perf_analyzer among them) drop that first dimension, so the two must not be mixed up. A model that does not
 batch has its full shapes in both. A dim of -1 may have any size, also 0.
 
+A config may give a tensor another form on the wire than the model has (`reshape`): clients, ModelMetadata and
+the dims of ModelConfig have the wire's, the queue and the engines the model's, and the codec translates. The
+elements are the same in the same order. So what stands between two dims of -1, which are matched in order,
+must have the same number of elements on both sides; [1] and [] are the usual pair, for a scalar per row.
+
 Limits (MAX_INPUTS, MAX_OUTPUTS, MAX_RANK) are those of the C codec and of the queue's slots, where they are
 sizes of arrays; `ModelSpec.faults` says which a model exceeds, and its load is refused.
 """
@@ -105,13 +110,19 @@ class TensorSpec:
     """An input or output.
 
     Attributes:
-        datatype: an OIP name, a key of DATATYPES. dims: without the batch axis where the model batches; -1 is
-        dynamic.
+        datatype: an OIP name, a key of DATATYPES. dims: on the wire, without the batch axis where the model
+        batches; -1 is dynamic. reshape: the model's dims where they are others; None: they are `dims`.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """The dims that the model sees, as engines do."""
+        return self.dims if self.reshape is None else self.reshape
 
     @property
     def element_bytes(self) -> int:
@@ -192,7 +203,11 @@ class ModelSpec:
 
 
 def _tensors_from(rows: Iterable[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(row["name"], row["datatype"], tuple(row["dims"])) for row in rows)
+    return tuple(TensorSpec(**{key: _frozen(value) for key, value in row.items()}) for row in rows)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _count_faults(kind: str, tensors: tuple[TensorSpec, ...], most: int) -> list[str]:
@@ -210,12 +225,38 @@ def _tensor_faults(tensor: TensorSpec, batches: bool) -> list[str]:
         found.append("has no name")
     if tensor.datatype not in DATATYPES:
         found.append(f"has the unknown datatype {tensor.datatype}")
-    rank = len(tensor.dims) + batches
+    rank = max(len(tensor.dims), len(tensor.model_dims)) + batches
     if rank > MAX_RANK:
         found.append(f"has {rank} dimensions; at most {MAX_RANK} are served")
     if any(dim < DYNAMIC for dim in tensor.dims):
         found.append(f"has dims {list(tensor.dims)}; a dim is -1 (dynamic) or a size")
+    if fault := reshape_fault(tensor.dims, tensor.model_dims):
+        found.append(fault)
     return found
+
+
+def reshape_fault(dims: Sequence[int], reshape: Sequence[int]) -> str:
+    """One clause on why `dims` cannot be reshaped to `reshape`; empty when they can."""
+    here, there = _element_counts(dims), _element_counts(reshape)
+    if here == there:
+        return ""
+    what = f"has dims {list(dims)} and reshape {list(reshape)}; expected as many"
+    if len(here) != len(there):
+        return f"{what} dims of -1 in both, got {len(here) - 1} and {len(there) - 1}"
+    between = " between the dims of -1" if len(here) > 1 else ""
+    (number, got) = next((a, b) for a, b in zip(here, there, strict=True) if a != b)
+    return f"{what} elements in both{between}, got {number} and {got}"
+
+
+def _element_counts(dims: Sequence[int]) -> list[int]:
+    """Elements of what stands before, between and behind the dims of -1."""
+    counts = [1]
+    for dim in dims:
+        if dim == DYNAMIC:
+            counts.append(1)
+        else:
+            counts[-1] *= dim
+    return counts
 
 
 # ---- what ModelMetadata and ModelConfig say, as plain data with the fields' names ----

@@ -1,28 +1,37 @@
 """What a user wants of a model beyond its file, as plain data, and whether the model agrees.
 
-    config.pbtxt --modelconfig.py--> Wanted --engine--> narrowed, asked_size  before the model is tried
-                                                        disagreements         afterwards
+    config.pbtxt --modelconfig.py--> Wanted --engine--> narrowed, asked_size      before the model is tried
+                                                        disagreements, as_served  afterwards
 
-Every engine goes through these three, so that a config means the same whatever runs the model. The user's
-dims prevail where the model leaves a size open, never where it does not.
+Every engine goes through these four, so that a config means the same whatever runs the model. The user's
+dims prevail where the model leaves a size open, never where it does not. Until `as_served` a TensorSpec has
+the model's dims alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.models.probe import Declared, is_dynamic
-from service.models.spec import ModelSpec
+from service.models.spec import ModelSpec, TensorSpec
 
 
 @dataclass(frozen=True)
 class WantedTensor:
-    """What a config says of an input or output; an empty datatype, and dims of None, say nothing."""
+    """What a config says of an input or output; an empty datatype, and dims of None, say nothing.
+
+    `dims` and `reshape` as in TensorSpec; a reshape comes with dims.
+    """
 
     name: str
     datatype: str = ""
     dims: tuple[int, ...] | None = None
+    reshape: tuple[int, ...] | None = None
+
+    @property
+    def model_dims(self) -> tuple[int, ...] | None:
+        return self.dims if self.reshape is None else self.reshape
 
 
 @dataclass(frozen=True)
@@ -52,13 +61,15 @@ def asked_size(wanted: Wanted, inputs: Sequence[Declared]) -> int | None:
     if wanted.firm:
         return wanted.max_batch_size
     ranks = {tensor.name: len(tensor.shape) for tensor in inputs}
-    full = any(tensor.dims and len(tensor.dims) == ranks.get(tensor.name) for tensor in wanted.inputs)
+    full = any(
+        tensor.model_dims and len(tensor.model_dims) == ranks.get(tensor.name) for tensor in wanted.inputs
+    )
     return 0 if full and not wanted.batch_sizes else wanted.max_batch_size
 
 
 def narrowed(inputs: Sequence[Declared], wanted: Wanted) -> list[Declared]:
     """The declared inputs with the sizes that the user gives in place of dynamic ones."""
-    said = {tensor.name: tensor.dims for tensor in wanted.inputs if tensor.dims}
+    said = {tensor.name: dims for tensor in wanted.inputs if (dims := tensor.model_dims)}
     return [_narrowed(tensor, said[tensor.name]) if tensor.name in said else tensor for tensor in inputs]
 
 
@@ -90,9 +101,26 @@ def disagreements(wanted: Wanted, spec: ModelSpec) -> list[str]:
             if tensor.datatype not in ("", model.datatype):
                 said_type = f"the config says {tensor.datatype}, the model has {model.datatype}"
                 found.append(f"{kind} '{tensor.name}': {said_type}")
-            if not _dims_agree(tensor.dims, model.dims, loose=kind == "output"):
-                found.append(f"{kind} '{tensor.name}': {_dims_fault(tensor.dims, model.dims, spec)}")
+            if not _dims_agree(tensor.model_dims, model.dims, loose=kind == "output"):
+                found.append(f"{kind} '{tensor.name}': {_dims_fault(tensor, model.dims, spec)}")
     return found
+
+
+def as_served(wanted: Wanted, spec: ModelSpec) -> ModelSpec:
+    """The spec with its tensors in the form that the user gives them on the wire."""
+    inputs, outputs = _as_served(wanted.inputs, spec.inputs), _as_served(wanted.outputs, spec.outputs)
+    return replace(spec, inputs=inputs, outputs=outputs)
+
+
+def _as_served(said: Sequence[WantedTensor], tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    by_name = {tensor.name: tensor for tensor in said}
+    return tuple(_reshaped(tensor, by_name.get(tensor.name)) for tensor in tensors)
+
+
+def _reshaped(tensor: TensorSpec, said: WantedTensor | None) -> TensorSpec:
+    if said is None or said.dims is None or said.reshape is None:
+        return tensor
+    return replace(tensor, dims=said.dims, reshape=said.reshape)
 
 
 def _batch_faults(wanted: Wanted, spec: ModelSpec) -> list[str]:
@@ -112,6 +140,7 @@ def _dims_agree(said: tuple[int, ...] | None, dims: tuple[int, ...], loose: bool
     return loose and len(said) == len(dims) and all(a == b or b < 0 for a, b in pairs)
 
 
-def _dims_fault(said: tuple[int, ...] | None, dims: tuple[int, ...], spec: ModelSpec) -> str:
+def _dims_fault(said: WantedTensor, dims: tuple[int, ...], spec: ModelSpec) -> str:
     axis = "without the batch axis" if spec.batches else f"and is not batched: {spec.why_unbatched}"
-    return f"the config says dims {list(said or ())}, the model has {list(dims)} ({axis})"
+    what = "dims" if said.reshape is None else "reshape"
+    return f"the config says {what} {list(said.model_dims or ())}, the model has {list(dims)} ({axis})"

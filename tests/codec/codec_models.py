@@ -16,6 +16,11 @@ class Tensor:
     name: str
     datatype: str = "FP32"
     dims: tuple[int, ...] = (4,)
+    reshape: tuple[int, ...] | None = None
+
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        return self.dims if self.reshape is None else self.reshape
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def test_a_scalar_and_a_model_without_inputs() -> None:
     assert validate(request(empty), empty) | {"outputs": []} == {
         "rows": 1,
         "inputs": [],
+        "shapes": [],
         "outputs": [],
         "timeout_us": 0,
         "priority": 0,

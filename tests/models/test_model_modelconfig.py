@@ -78,14 +78,12 @@ def test_every_field_of_the_contract_is_accounted_for() -> None:
         "input.is_non_linear_format_io",
         "input.is_shape_tensor",
         "input.optional",
-        "input.reshape",
         "instance_group.passive",
         "model_operations",
         "model_repository_agents",
         "model_transaction_policy",
         "output.is_non_linear_format_io",
         "output.is_shape_tensor",
-        "output.reshape",
         "response_cache",
         "sequence_batching",
     ]
@@ -100,8 +98,6 @@ def test_every_field_of_the_contract_is_accounted_for() -> None:
         ("input { name: 'x' allow_ragged_batch: true }", "input.allow_ragged_batch"),
         ("input { name: 'x' is_shape_tensor: true }", "input.is_shape_tensor"),
         ("input { name: 'x' optional: true }", "input.optional"),
-        ("input { name: 'x' dims: [ 1 ] reshape { shape: [ ] } }", "input.reshape"),
-        ("output { name: 'x' dims: [ 1 ] reshape: { } }", "output.reshape"),
         ("batch_input { kind: BATCH_ITEM_SHAPE target_name: 'x' }", "batch_input"),
         ("batch_output { target_name: 'x' }", "batch_output"),
         ("response_cache { enable: true }", "response_cache.enable"),
@@ -170,6 +166,25 @@ def test_what_the_config_says_prevails_over_the_flags() -> None:
     assert json.loads(found.config_json)["max_batch_size"] == 8
 
 
+@pytest.mark.parametrize(
+    ("dims", "reshape"),
+    [
+        ([1], []),
+        ([1, 1], []),
+        ([6], [2, 3]),
+        ([4, -1, 6], [2, 2, -1, 6, 1]),
+        ([-1, 2, -1], [1, -1, 2, -1]),
+        ([-1, -1], [-1, -1]),
+    ],
+)
+def test_a_reshape_keeps_the_elements_between_dims_of_any_size(dims: list[int], reshape: list[int]) -> None:
+    text = "%s { name: 't' data_type: TYPE_FP32 dims: %s reshape { shape: %s } }"
+    found = wanted("".join(text % (kind, dims, reshape) for kind in ("input", "output")))
+    tensor = WantedTensor("t", "FP32", tuple(dims), tuple(reshape))
+    assert (found.inputs, found.outputs) == ((tensor,), (tensor,))
+    assert found.warnings == ()
+
+
 def test_where_the_config_says_nothing_the_flags_hold() -> None:
     found = wanted("name: 'm'", max_batch_size=4, max_batch_wait_us=7, instances=5)
     assert (found.max_batch_size, found.firm) == (4, False)
@@ -202,6 +217,26 @@ def test_allowed_batch_sizes() -> None:
         ("input { name: 'x' } input { dims: [ 1 ] }", "input number 2 has no name"),
         ("input { name: 'x' dims: [ 0 ] }", "input 'x' has dims [0]"),
         ("output { name: 'x' dims: [ -2 ] }", "output 'x' has dims [-2]"),
+        ("input { name: 'x' dims: [ 0 ] reshape { } }", "input 'x' has dims [0]; a dim is"),
+        ("input { name: 'x' dims: [ 4 ] reshape { shape: [ -2 ] } }", "input 'x' has reshape [-2]; a dim is"),
+        ("input { name: 'x' reshape { } }", "input 'x' has reshape [] and no dims; expected dims"),
+        (
+            "input { name: 'x' dims: [ 2, 3 ] reshape { shape: [ 5 ] } }",
+            "input 'x' has dims [2, 3] and reshape [5]; expected as many elements in both, got 6 and 5",
+        ),
+        (
+            "output { name: 'y' dims: [ 2 ] reshape: { } }",
+            "output 'y' has dims [2] and reshape []; expected as many elements in both, got 2 and 1",
+        ),
+        (
+            "input { name: 'x' dims: [ 4, -1 ] reshape { shape: [ -1, 4 ] } }",
+            "has dims [4, -1] and reshape [-1, 4]; expected as many elements in both between the dims of -1, "
+            "got 4 and 1",
+        ),
+        (
+            "input { name: 'x' dims: [ -1 ] reshape { shape: [ -1, -1 ] } }",
+            "has dims [-1] and reshape [-1, -1]; expected as many dims of -1 in both, got 1 and 2",
+        ),
         ("input { name: 'x' data_type: 99 }", "data_type 99 is unknown"),
     ],
 )

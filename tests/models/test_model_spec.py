@@ -40,6 +40,22 @@ def test_json_gives_the_same_spec_back(spec: ModelSpec) -> None:
     assert ModelSpec.from_json(spec.to_json()) == spec
 
 
+RESHAPED = replace(
+    BATCHED,
+    inputs=(TensorSpec("x", "FP32", (1,), ()), TensorSpec("n", "INT64", (-1, 6), (-1, 2, 3))),
+    outputs=(TensorSpec("y", "FP32", (1,) * 7, (1,)),),
+)
+
+
+def test_a_reshape_is_the_models_and_dims_are_the_clients() -> None:
+    assert [tensor.model_dims for tensor in RESHAPED.inputs] == [(), (-1, 2, 3)]
+    assert [tensor.model_dims for tensor in BATCHED.inputs] == [(3, -1), ()]
+    assert [tensor["shape"] for tensor in metadata(RESHAPED)["inputs"]] == [[-1, 1], [-1, -1, 6]]
+    assert [tensor["dims"] for tensor in config(RESHAPED)["input"]] == [[1], [-1, 6]]
+    assert RESHAPED.faults() == []
+    assert ModelSpec.from_json(RESHAPED.to_json()) == RESHAPED
+
+
 def test_json_of_another_version_is_refused() -> None:
     text = json.dumps({**json.loads(BATCHED.to_json()), "colour": "blue"})
     with pytest.raises(TypeError, match="colour"):
@@ -143,6 +159,14 @@ def test_a_good_spec_has_no_faults() -> None:
         (
             {"outputs": (TensorSpec("y", "FP32", (1,) * 8),)},
             "output 'y' has 9 dimensions; at most 8 are served",
+        ),
+        (
+            {"outputs": (TensorSpec("y", "FP32", (1,), (1,) * 8),)},
+            "output 'y' has 9 dimensions; at most 8 are served",
+        ),
+        (
+            {"outputs": (TensorSpec("y", "FP32", (2, 3), (5,)),)},
+            "output 'y' has dims [2, 3] and reshape [5]; expected as many elements in both, got 6 and 5",
         ),
         (
             {"outputs": (TensorSpec("y", "FP32", (-2,)),)},
