@@ -25,7 +25,8 @@ What becomes of a batch that goes wrong:
     the child cannot be started again      UNAVAILABLE with what its last start said
 
 Only the batch that the instance held is concerned, and the child is started again (`python_process`).
-Numeric tensors and BOOL are served; BYTES and BF16 are refused at load by name.
+Every datatype is served; `python_tensors` says what BYTES and BF16 are to the model. What a child says of
+where its outputs lie is checked before anything there is read: a child that lies is ended.
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ from collections.abc import Mapping, Sequence
 from ctypes import memmove
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from service.engines.base import EngineError, ModelLoadError
-from service.engines.python_memory import layout
+from service.engines.python_memory import TensorMemory, layout
 from service.engines.python_process import ExecutionTimeout, InstanceProcess, Keeper, ProcessEnded
+from service.engines.strings import ROW_END_BYTES
 from service.errors import Code
 from service.models.spec import ALLOWED_BATCH_SIZES, ModelSpec, TensorSpec
 from service.models.wanted import Wanted, WantedTensor
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from fastqueue import Batch
 
 PLATFORM = "python"
@@ -55,7 +61,6 @@ EXECUTION_TIMEOUT = "execution_timeout_s"
 DEFAULT_EXECUTION_TIMEOUT_S = 300.0
 ANY_SIZE = f"parameter '{ALLOWED_BATCH_SIZES}' is not used: a Python model gets batches as they are"
 _MAX_EXECUTION_TIMEOUT_S = 1e6
-_NOT_SERVED_YET = ("BYTES", "BF16")
 
 
 # ---- loading ----
@@ -108,7 +113,7 @@ def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None
     parameters = dict(parameters or {})
     if not os.path.isfile(path):
         raise ModelLoadError(f"{where} cannot be read: expected a file with a class 'Model'")
-    if faults := spec.faults() + _datatype_faults(spec):
+    if faults := spec.faults():
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
     timeout_s = execution_timeout_s(parameters, where)
     load = load_message(os.path.abspath(path), spec, parameters)
@@ -119,15 +124,6 @@ def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None
         engine.close()
         raise ModelLoadError(f"{where} was not loaded: {error}") from error
     return engine
-
-
-def _datatype_faults(spec: ModelSpec) -> list[str]:
-    return [
-        f"{kind} '{tensor.name}' has datatype {tensor.datatype}, which is not served yet"
-        for kind, tensors in (("input", spec.inputs), ("output", spec.outputs))
-        for tensor in tensors
-        if tensor.datatype in _NOT_SERVED_YET
-    ]
 
 
 def execution_timeout_s(parameters: Mapping[str, str], where: str) -> float:
@@ -227,12 +223,13 @@ class PythonInstance:
 
     def _run(self, process: InstanceProcess, batch: Batch) -> bool:
         """Runs a batch in a process; False when the process had gone before it saw the batch."""
-        if not process.send_batch(batch.rows, self._gather(process, batch)):
+        if not process.send_batch(batch.rows, *self._gather(process, batch)):
             process.end()
             return False
         batch.mark_input_done()
         try:
-            shapes = process.answer(self._timeout_s)
+            answer = process.answer(self._timeout_s)
+            pieces = self._pieces(process, batch, answer)
         except EngineError as error:
             raise EngineError(f"{self._name} failed: {error}") from None
         except ExecutionTimeout:
@@ -244,11 +241,14 @@ class PythonInstance:
             batch.fail(Code.UNAVAILABLE, f"{self._name} {what}")
         else:
             batch.mark_compute_done()
-            self._copy_out(process, batch, shapes)
+            self._copy_out(process, batch, pieces)
+            batch.complete([shape for shape, _ in answer])
         return True
 
-    def _gather(self, process: InstanceProcess, batch: Batch) -> list[tuple[int, ...] | None]:
-        """Puts the batch into the process's memory; the shapes of its inputs, which all requests have."""
+    def _gather(
+        self, process: InstanceProcess, batch: Batch
+    ) -> tuple[list[tuple[int, ...] | None], list[int]]:
+        """Puts the batch into the process's memory: shapes and sizes of its inputs."""
         memory, count = process.inputs, len(self._spec.inputs)
         sizes = [batch.input_bytes(index) for index in range(count)]
         offsets, total = layout(sizes)
@@ -256,29 +256,65 @@ class PythonInstance:
         for index, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
             if size:
                 batch.gather(index, memory.address + offset, size)
-        return [batch.input_shape(index) for index in range(count)]
+        return [batch.input_shape(index) for index in range(count)], sizes
 
-    def _copy_out(self, process: InstanceProcess, batch: Batch, shapes: Sequence[tuple[int, ...]]) -> None:
+    def _pieces(
+        self, process: InstanceProcess, batch: Batch, answer: Sequence[tuple[tuple[int, ...], int]]
+    ) -> list[_Piece]:
+        """Where the outputs are in the process's memory. Raises ProcessEnded when that cannot be."""
+        offsets, total = layout(size for _, size in answer)
         rows = batch.rows if self._spec.batches else 1
-        row_bytes = [
-            prod(shape[self._spec.batches :]) * tensor.element_bytes
-            for shape, tensor in zip(shapes, self._spec.outputs, strict=True)
-        ]
-        offsets, _ = layout(size * rows for size in row_bytes)
-        addresses = batch.reserve(row_bytes)
-        for address, offset, size in zip(addresses or (), offsets, row_bytes, strict=True):
-            if size * rows:
-                memmove(address, process.outputs.address + offset, size * rows)  # without the GIL
-        batch.complete(shapes)
+        try:
+            if total > process.outputs.capacity:
+                raise ValueError(f"{total} bytes of outputs in a memory of {process.outputs.capacity}")
+            return [
+                _bytes_piece(process.outputs, offset, size, rows)
+                if tensor.element_bytes == 0
+                else _piece(prod(shape[self._spec.batches :]) * tensor.element_bytes, offset, size, rows)
+                for tensor, (shape, size), offset in zip(self._spec.outputs, answer, offsets, strict=True)
+            ]
+        except (TypeError, ValueError) as error:
+            process.end()
+            raise ProcessEnded(f"it answered with {error} and was ended") from error
+
+    def _copy_out(self, process: InstanceProcess, batch: Batch, pieces: Sequence[_Piece]) -> None:
+        addresses = batch.reserve([piece.row_sizes for piece in pieces])
+        for address, piece in zip(addresses or (), pieces, strict=True):
+            if piece.size:
+                memmove(address, process.outputs.address + piece.offset, piece.size)  # without the GIL
 
     def _answer_without_rows(self, batch: Batch) -> None:
         batch.mark_input_done()
-        batch.reserve([tensor.row_bytes for tensor in self._spec.outputs])
+        batch.reserve([0] * len(self._spec.outputs))
         batch.mark_compute_done()
         batch.complete([(0, *tensor.model_dims) for tensor in self._spec.outputs])
 
     def close(self) -> None:
         self._keeper.close()
+
+
+class _Piece(NamedTuple):
+    """An output: its bytes per row, or the ends of its rows; and where all of them are."""
+
+    row_sizes: int | Buffer
+    offset: int
+    size: int
+
+
+def _piece(row_bytes: int, offset: int, size: int, rows: int) -> _Piece:
+    if row_bytes * rows != size:
+        raise ValueError(f"{rows} rows of {row_bytes} bytes in {size}")
+    return _Piece(row_bytes, offset, size)
+
+
+def _bytes_piece(memory: TensorMemory, offset: int, size: int, rows: int) -> _Piece:
+    """The ends are copied before they are looked at: the memory is the child's."""
+    if ROW_END_BYTES * rows > size:
+        raise ValueError(f"{size} bytes for {rows} rows of BYTES")
+    ends = memory.view(offset, (rows,), np.dtype(np.uint64)).copy()
+    if np.any(ends[1:] < ends[:-1]) or ROW_END_BYTES * rows + int(max(ends, default=0)) != size:
+        raise ValueError(f"rows of BYTES that end at {ends[:4].tolist()} in {size} bytes")
+    return _Piece(ends.data, offset + ends.nbytes, size - ends.nbytes)
 
 
 def _rows(batch: Batch) -> str:

@@ -2,13 +2,14 @@
 
     load {parent, where, file, config, max_batch_size, inputs, outputs} + [input memfd, output memfd]
                                               -> loaded {} | failed {message}, and the process ends
-    execute {rows, capacity, shapes}          -> done {capacity, shapes} | failed {message}
+    execute {rows, capacity, shapes, sizes}   -> done {capacity, shapes, sizes} | failed {message}
     finalize {}                               the last word; the process ends when the model has finalized
 
-`capacity` is how large the memory of the inputs, or of the outputs, is by now; shapes are of the whole
-batch, in model order, and say where each tensor lies (`python_memory`). No tensor is copied on its way in:
-the model sees arrays on the shared memory, its own until execute returns. Its outputs are checked against
-the model's configuration and copied once, into the memory for outputs.
+`capacity` is how large the memory of the inputs, or of the outputs, is by now; shapes and sizes (in bytes)
+are of the whole batch, in model order, and the sizes say where each tensor lies (`python_memory`). No tensor
+of numbers is copied on its way in: the model sees arrays on the shared memory, its own until execute returns.
+Its outputs are checked against the model's configuration and copied once, into the memory for outputs.
+`python_tensors` says what BYTES and BF16 are to it.
 
 Whatever the model raises fails the batch, also SystemExit: the process goes on. What it prints goes to the
 service's log, which is standard error; a traceback goes there too. The process ends with the worker: the
@@ -21,16 +22,25 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from math import prod
 from typing import Any, TextIO, cast
 
 import numpy as np
 
 from service.control import Channel, Message
 from service.engines.python_memory import TensorMemory, layout
+from service.engines.python_tensors import (
+    Held,
+    WrongElement,
+    held,
+    input_of,
+    may_be,
+    put,
+    seen_dtype,
+    size_of,
+)
 from service.errors import EXIT_BAD_START, EXIT_OK
 from service.log import one_line, say, say_exception
-from service.models.spec import DYNAMIC, TensorSpec, numpy_dtype
+from service.models.spec import DYNAMIC, TensorSpec
 from service.process import control_fd, die_with_parent
 
 CLASS = "Model"
@@ -72,7 +82,7 @@ class Host:
         input_fd, output_fd = load.take_fds()
         self._where = body["where"]
         self._input_memory, self._output_memory = TensorMemory(input_fd), TensorMemory(output_fd)
-        self._inputs = [(name, numpy_dtype(datatype)) for name, datatype in body["inputs"]]
+        self._inputs = [(name, datatype) for name, datatype in body["inputs"]]
         self._outputs = [TensorSpec(name, datatype, tuple(dims)) for name, datatype, dims in body["outputs"]]
         self._names = {tensor.name for tensor in self._outputs}
         self._batches = body["max_batch_size"] > 0
@@ -83,7 +93,7 @@ class Host:
         try:
             answer = self._model.execute(self._views(message.body))
             arrays = self._checked(answer, message.body["rows"])
-            return "done", {"shapes": self._put(arrays), "capacity": self._output_memory.capacity}
+            return "done", self._put(arrays, message.body["rows"])
         except WrongAnswer as error:
             return "failed", {"message": describe("a wrong answer", error)}
         except BaseException as error:
@@ -101,13 +111,13 @@ class Host:
             say_exception(error)
 
     def _views(self, body: dict[str, Any]) -> dict[str, Array]:
-        memory, shapes = self._input_memory, body["shapes"]
+        memory, sizes = self._input_memory, body["sizes"]
         memory.follow(body["capacity"])
-        places = zip(self._inputs, shapes, strict=True)
-        offsets, _ = layout(prod(shape) * dtype.itemsize for (_, dtype), shape in places)
+        offsets, _ = layout(sizes)
+        places = zip(self._inputs, offsets, sizes, body["shapes"], strict=True)
         return {
-            name: memory.view(offset, shape, dtype)
-            for (name, dtype), shape, offset in zip(self._inputs, shapes, offsets, strict=True)
+            name: input_of(memory, offset, size, shape, datatype)
+            for (name, datatype), offset, size, shape in places
         }
 
     def _checked(self, answer: Any, rows: int) -> list[Array]:
@@ -124,12 +134,12 @@ class Host:
         if tensor.name not in answer:
             came = ", ".join(f"'{name}'" for name in answer) or "nothing"
             raise WrongAnswer(f"{what} is missing; got {came}")
-        array, dtype = answer[tensor.name], numpy_dtype(tensor.datatype)
+        array, dtype = answer[tensor.name], seen_dtype(tensor.datatype)
         if isinstance(array, np.generic):
             array = np.asarray(array)  # numpy makes arithmetic on a scalar array one of these
         if not isinstance(array, np.ndarray):
             raise WrongAnswer(f"{what} is {_kind(array)}; expected a numpy array of {dtype}")
-        if array.dtype != dtype:
+        if not may_be(array, tensor.datatype):
             raise WrongAnswer(f"{what} has dtype {array.dtype}; expected {dtype} ({tensor.datatype})")
         expected = (rows, *tensor.dims) if self._batches else tensor.dims
         if self._batches and array.ndim and array.shape[0] != rows:
@@ -139,13 +149,21 @@ class Host:
             raise WrongAnswer(f"{what} has shape {list(array.shape)}; expected {list(expected)}")
         return array
 
-    def _put(self, arrays: Sequence[Array]) -> list[tuple[int, ...]]:
-        memory = self._output_memory
-        offsets, total = layout(array.nbytes for array in arrays)
+    def _put(self, arrays: Sequence[Array], rows: int) -> dict[str, Any]:
+        """Writes the outputs into their memory; what to say of them. Raises WrongAnswer."""
+        values = [self._held(*pair, rows) for pair in zip(self._outputs, arrays, strict=True)]
+        memory, sizes = self._output_memory, [size_of(value) for value in values]
+        offsets, total = layout(sizes)
         memory.grow(total)
-        for array, offset in zip(arrays, offsets, strict=True):
-            np.copyto(memory.view(offset, array.shape, array.dtype), array)
-        return [array.shape for array in arrays]
+        for value, offset in zip(values, offsets, strict=True):
+            put(memory, offset, value)
+        return {"shapes": [array.shape for array in arrays], "sizes": sizes, "capacity": memory.capacity}
+
+    def _held(self, tensor: TensorSpec, array: Array, rows: int) -> Held:
+        try:
+            return held(array, tensor.datatype, rows if self._batches else 1)
+        except WrongElement as error:
+            raise WrongAnswer(f"output '{tensor.name}' {error}") from error
 
 
 def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:

@@ -4,8 +4,8 @@
     outputs   written by the child, copied out by the launcher
 
 A batch's tensors lie one after the other in model order, each at a multiple of ALIGN (`layout`); both sides
-work the places out from the shapes, so that nothing but shapes is said. A memory has one writer, which
-makes it larger (`grow`) and says how large it is now; the reader then maps as much (`follow`). It never
+work the places out from the sizes, so that nothing but shapes and sizes is said. A memory has one writer,
+which makes it larger (`grow`) and says how large it is now; the reader then maps as much (`follow`). It never
 becomes smaller: the kernel holds both sides to that (F_SEAL_SHRINK), so a reader cannot be killed by an
 access beyond the end. Pages that nobody has touched take no memory.
 

@@ -92,13 +92,13 @@ class InstanceProcess:
         if answer.kind != "loaded":
             raise ModelLoadError(answer.body["message"])
 
-    def send_batch(self, rows: int, shapes: Sequence[Sequence[int] | None]) -> bool:
+    def send_batch(self, rows: int, shapes: Sequence[Sequence[int] | None], sizes: Sequence[int]) -> bool:
         """Tells it to execute what lies in `inputs`. False when it is gone, and has seen nothing of it."""
-        body = {"rows": rows, "capacity": self.inputs.capacity, "shapes": shapes}
+        body = {"rows": rows, "capacity": self.inputs.capacity, "shapes": shapes, "sizes": sizes}
         return self._channel.send("execute", body)
 
-    def answer(self, timeout_s: float) -> list[tuple[int, ...]]:
-        """Waits for the end of the batch: the shapes of what lies in `outputs` now.
+    def answer(self, timeout_s: float) -> list[tuple[tuple[int, ...], int]]:
+        """Waits for the end of the batch: shape and size in bytes of each tensor that lies in `outputs` now.
 
         Raises EngineError when the model failed, ProcessEnded, and ExecutionTimeout; after the last two the
         process has been killed.
@@ -109,7 +109,8 @@ class InstanceProcess:
             raise EngineError(answer.body["message"])
         try:
             self.outputs.follow(answer.body["capacity"])
-            return [tuple(shape) for shape in answer.body["shapes"]]
+            shapes, sizes = answer.body["shapes"], answer.body["sizes"]
+            return [(tuple(shape), size) for shape, size in zip(shapes, sizes, strict=True)]
         except (LookupError, TypeError, ValueError) as error:
             self.end()
             raise ProcessEnded(f"it answered {answer!r} and was ended") from error

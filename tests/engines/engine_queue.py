@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastqueue import BatchFormer, FrontLane, InputArena
@@ -30,18 +32,52 @@ class ModelQueue:
         self.streams = [self.former.add_stream(1) for _ in range(streams)]
 
     def submit(self, *inputs: np.ndarray) -> int:
-        """One request, of arrays in model order; its slot."""
+        """One request, of arrays in model order, BYTES as object arrays of bytes; its slot."""
         rows = len(inputs[0]) if self.spec.batches else 1
-        tensors = [(index, array.shape, np.ascontiguousarray(array)) for index, array in enumerate(inputs)]
+        tensors = [self._tensor(index, array, rows) for index, array in enumerate(inputs)]
         return self.lane.submit(1, rows, tensors, None, 0)
 
+    def _tensor(self, index: int, array: np.ndarray, rows: int):
+        if array.dtype != object:
+            return index, array.shape, np.ascontiguousarray(array)
+        by_row = array.reshape(rows, -1) if array.size else np.empty((rows, 0), object)
+        wires = [b"".join(wire_form(element) for element in row) for row in by_row]
+        if not self.spec.batches:
+            return index, array.shape, b"".join(wires)
+        return index, array.shape, b"".join(wires), np.cumsum([len(wire) for wire in wires], dtype=np.uint64)
+
     def answers(self) -> dict[int, list[np.ndarray]]:
-        """The outputs of every request that is done, by slot; AssertionError for one that failed."""
+        """The outputs of every request that is done, by slot; AssertionError for one that failed. BYTES are
+        object arrays of bytes, BF16 their bits.
+        """
         found = {}
         while (done := self.lane.poll()) is not None:
             assert done.status == 0, done.message
             found[done.slot] = [
-                np.frombuffer(raw, numpy_dtype(tensor.datatype)).reshape(shape)
+                _array(tensor.datatype, shape, raw)
                 for tensor, (shape, raw) in zip(self.spec.outputs, done.outputs, strict=True)
             ]
         return found
+
+
+def _array(datatype: str, shape: tuple[int, ...], raw: bytes) -> np.ndarray:
+    if datatype != "BYTES":
+        return np.frombuffer(raw, np.uint16 if datatype == "BF16" else numpy_dtype(datatype)).reshape(shape)
+    elements = []
+    while raw:
+        end = 4 + int.from_bytes(raw[:4], "little")
+        assert end <= len(raw)
+        elements.append(raw[4:end])
+        raw = raw[end:]
+    return objects(elements, shape)
+
+
+def wire_form(element: bytes) -> bytes:
+    return len(element).to_bytes(4, "little") + element
+
+
+def objects(elements: Sequence[object], shape: Sequence[int]) -> np.ndarray:
+    """An object array; numpy would make sequences of elements into dimensions."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)

@@ -10,6 +10,7 @@ import pytest
 from engine_fakes import FakeBatch
 
 from service.engines.base import open_engine
+from service.engines.bfloat16 import rounded, widened
 from service.inprocess import running
 from service.models.wanted import Wanted
 
@@ -70,3 +71,28 @@ def test_through_the_whole_service(path: Path) -> None:
     assert response.outputs[0].datatype == "BF16"
     assert response.raw_output_contents[0] == BITS.tobytes()
     assert pb.ModelConfigResponse.FromString(config).config.input[0].data_type == 14  # TYPE_BF16
+
+
+def test_numbers_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+    bits = [0x3F800000, 0x3F807FFF, 0x3F808000, 0x3F808001, 0x3F818000, 0xBF818000, 0x7F7FFFFF, 0xFF800000]
+    nearest = [0x3F80, 0x3F80, 0x3F80, 0x3F81, 0x3F82, 0xBF82, 0x7F80, 0xFF80]
+    assert rounded(np.array(bits, np.uint32).view(np.float32)).tolist() == nearest
+
+
+def test_a_nan_stays_one() -> None:
+    bits = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC10000], np.uint32)
+    assert rounded(bits.view(np.float32)).tolist() == [0x7FC0, 0xFFFF, 0x7FC1]
+
+
+def test_every_bit_pattern_is_the_nearest_to_itself() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    assert np.array_equal(rounded(widened(every)), every)
+
+
+def test_the_shape_is_kept() -> None:
+    for shape in ((), (0, 3), (2, 1, 3)):
+        assert widened(rounded(np.ones(shape, np.float32))).shape == shape
+    assert rounded(np.asfortranarray([[1, 2], [3, 4]], np.float32)).tolist() == [
+        [0x3F80, 0x4000],
+        [0x4040, 0x4080],
+    ]

@@ -67,13 +67,6 @@ def test_a_missing_file(tmp_path: Path) -> None:
         open_python(path, ModelSpec("m", "1", "python", "python", 8, X, Y))
 
 
-@pytest.mark.parametrize("datatype", ["BYTES", "BF16"])
-def test_a_datatype_that_is_not_served_yet(tmp_path: Path, datatype: str) -> None:
-    text = refusal(tmp_path, AFFINE, [TensorSpec("x", datatype, (1,))], [TensorSpec("y", datatype, (1,))])
-    assert f"input 'x' has datatype {datatype}, which is not served yet" in text
-    assert f"output 'y' has datatype {datatype}, which is not served yet" in text
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e7", ""])
 def test_an_execution_timeout_that_is_none(tmp_path: Path, value: str) -> None:
     text = refusal(tmp_path, AFFINE, execution_timeout_s=value)
