@@ -21,8 +21,10 @@ typedef struct fq_source {
     uint64_t length;
     fq_write *write;
     void *state;
-    const uint64_t *row_ends; /* of elements of variable size, where the model batches; else NULL */
-    uint32_t rows;            /* how many */
+    uint32_t rows;            /* of elements of variable size, where the model batches; else 0. Where each ends: */
+    const uint64_t *row_ends; /* a word per row to copy, or to have written like the bytes */
+    fq_write *write_ends;
+    void *ends_state;
 } fq_source;
 
 /* Where the next byte goes. */
@@ -49,9 +51,7 @@ static inline uint32_t fq_fill_copy(unsigned char *base, fq_cursor *c, const fq_
     return count;
 }
 
-static inline uint64_t fq_source_table_bytes(const fq_source *source) {
-    return source->row_ends ? source->rows * sizeof(uint64_t) : 0;
-}
+static inline uint64_t fq_source_table_bytes(const fq_source *source) { return source->rows * sizeof(uint64_t); }
 
 static inline uint64_t fq_fill_bytes(const fq_source *sources, uint32_t count, uint32_t extents) {
     uint64_t bytes = fq_header_bytes(count, extents);
@@ -67,7 +67,7 @@ static inline uint64_t fq_fill_bytes(const fq_source *sources, uint32_t count, u
 static inline uint32_t fq_fill(fq_input *input, unsigned char *base, const fq_source *sources, uint32_t count,
                                fq_extent *blocks, fq_slot *slot) {
     uint32_t extents = count, taken = 1;
-    for (uint32_t i = 0; i < count; i++) extents += sources[i].row_ends != NULL;
+    for (uint32_t i = 0; i < count; i++) extents += sources[i].rows > 0;
     uint64_t bytes = fq_fill_bytes(sources, count, extents);
     if (bytes > FQ_LARGE) {
         extents += FQ_FILL_BLOCKS;
@@ -89,6 +89,8 @@ static inline uint32_t fq_fill(fq_input *input, unsigned char *base, const fq_so
         tensors[i].extent_count = fq_fill_copy(base, &cursor, s, out + used);
         used += tensors[i].extent_count;
         fq_source table = {.data = s->row_ends, .length = fq_source_table_bytes(s)};
+        table.write = s->write_ends;
+        table.state = s->ends_state;
         tensors[i].table_extents = fq_fill_copy(base, &cursor, &table, out + used);
         used += tensors[i].table_extents;
     }

@@ -22,6 +22,7 @@ cdef extern from "hr_error.h" nogil:
 cdef extern from "hr_spec.h" nogil:
     cdef enum hr_datatype:
         HR_NO_DATATYPE
+        HR_BYTES_DATATYPE
         HR_DATATYPES
     ctypedef struct hr_form:
         uint32_t rank
@@ -127,6 +128,13 @@ cdef extern from "hr_typed.h" nogil:
         pass
     hr_typed hr_typed_at(const hr_input *input, hr_datatype datatype) noexcept
     void hr_typed_write(void *walk, void *to, uint64_t length) noexcept
+
+
+cdef extern from "hr_strings.h" nogil:
+    ctypedef struct hr_row_ends:
+        pass
+    hr_row_ends hr_row_ends_at(const hr_input *input, hr_view raw, bint is_typed) noexcept
+    void hr_row_ends_write(void *walk, void *to, uint64_t length) noexcept
 
 
 cdef extern from "hr_encode.h" nogil:

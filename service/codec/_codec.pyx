@@ -190,10 +190,22 @@ cdef bytes bound_data(Spec spec, const hr_bound *bound, uint32_t i, size_t piece
     return out
 
 
-def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
-    """The request bound to the spec: rows, the data of each input in the spec's order, indexes of the outputs.
+cdef bytes row_ends(const hr_bound *bound, uint32_t i, size_t piece):
+    cdef const hr_bound_input *data = &bound.inputs[i]
+    cdef size_t at = 0, length = bound.rows * sizeof(uint64_t), whole = (1 + piece // 8) * 8
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>length)
+    cdef hr_row_ends walk = hr_row_ends_at(data.input, data.data, data.typed)
+    while at < length:
+        hr_row_ends_write(&walk, PyBytes_AS_STRING(out) + at, min(whole, length - at))
+        at += whole
+    return out
 
-    Typed contents are written `piece` bytes at a time.
+
+def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
+    """The request bound to the spec: rows, the data of each input in the spec's order, indexes of the outputs; and by
+    index of a BYTES input of a model that batches, where its rows end (8 bytes each).
+
+    Typed contents and ends of rows are written `piece` bytes at a time.
     """
     cdef Scratch scratch = Scratch()
     scratch.scan(message)
@@ -203,6 +215,10 @@ def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
         "rows": bound.rows,
         "inputs": [bound_data(spec, bound, i, piece) for i in range(bound.input_count)],
         "shapes": [[bound.inputs[i].dims[d] for d in range(bound.inputs[i].rank)] for i in range(bound.input_count)],
+        "row_ends": {
+            i: row_ends(bound, i, piece) for i in range(bound.input_count)
+            if spec.ptr.max_batch_size > 0 and spec.ptr.inputs[i].datatype == HR_BYTES_DATATYPE
+        },
         "outputs": [bound.outputs[i] for i in range(bound.output_count)],
         "timeout_us": bound.timeout_us,
         "priority": bound.priority,

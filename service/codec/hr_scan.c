@@ -144,6 +144,13 @@ static const uint8_t *count_fixed(const uint8_t *p, const uint8_t *end, size_t s
     return p;
 }
 
+static const uint8_t *count_string(const uint8_t *p, const uint8_t *end, hr_input *input) {
+    hr_view string;
+    p = hr_read_bytes(p, end, &string);
+    if (p != NULL) input->string_bytes += string.length;
+    return p;
+}
+
 static const uint8_t *contents_field(scan *s, const uint8_t *p, const uint8_t *end, uint32_t tag, unsigned depth,
                                      void *into) {
     hr_input *input = into;
@@ -152,6 +159,7 @@ static const uint8_t *contents_field(scan *s, const uint8_t *p, const uint8_t *e
     if (number >= HR_CONTENTS_FIELDS) return hr_skip(p, end, tag, depth);
     if (wire_type == hr_contents_alone(number)) {
         input->typed[number]++;
+        if (number == HR_BYTES_CONTENTS) return count_string(p, end, input);
         return hr_skip_plain(p, end, tag);
     }
     if (wire_type != HR_BYTES) return hr_skip(p, end, tag, depth);

@@ -54,6 +54,7 @@ typedef struct hr_input {
     bool has_contents;
     uint64_t parameters;                /* entries, with those that a later one replaces */
     uint64_t typed[HR_CONTENTS_FIELDS]; /* elements of each contents field */
+    uint64_t string_bytes;              /* of all elements of bytes_contents together */
     int64_t dims[HR_MAX_RANK];
 } hr_input;
 

@@ -19,6 +19,12 @@ enum hr_contents hr_contents_of(enum hr_datatype datatype) { return ELEMENTS[dat
 
 const char *hr_contents_name(enum hr_contents field) { return NAMES[field]; }
 
+uint64_t hr_typed_bytes(const hr_input *input, enum hr_datatype datatype) {
+    uint64_t count = input->typed[ELEMENTS[datatype].field];
+    if (datatype == HR_BYTES_DATATYPE) return count * HR_STRING_HEAD + input->string_bytes;
+    return count * hr_datatype_bytes(datatype);
+}
+
 /* ---- from run to run ---- */
 
 /* The next field `number` of a message that was scanned: the bytes of its value. `alone` is the wire type that it has
@@ -47,6 +53,14 @@ static bool next_run(hr_typed *t) {
         if (!next_field(&t->input, HR_INPUT_CONTENTS, HR_BYTES, &t->contents)) return false;
     t->p = run.data;
     t->end = run.data + run.length;
+    t->length = (uint32_t)run.length;
+    t->head = field == HR_BYTES_CONTENTS ? HR_STRING_HEAD : 0;
+    return true;
+}
+
+bool hr_typed_next_string(hr_typed *walk, uint32_t *length) {
+    if (!next_run(walk)) return false;
+    *length = walk->length;
     return true;
 }
 
@@ -81,7 +95,16 @@ __attribute__((always_inline)) static inline uint8_t *put_varints(hr_typed *t, u
     return to;
 }
 
+/* A string may be cut anywhere, also within its length. */
+static uint8_t *put_string(hr_typed *t, uint8_t *to, const uint8_t *end) {
+    uint32_t n = (size_t)(end - to) < t->head ? (uint32_t)(end - to) : t->head;
+    memcpy(to, (const uint8_t *)&t->length + (HR_STRING_HEAD - t->head), n); /* little-endian, as above */
+    t->head -= n;
+    return put_fixed(t, to + n, end);
+}
+
 static uint8_t *put_run(hr_typed *t, uint8_t *to, const uint8_t *end) {
+    if (t->datatype == HR_BYTES_DATATYPE) return put_string(t, to, end);
     if (t->datatype == HR_BOOL) return put_varints(t, to, end, 1, true);
     if (t->datatype == HR_FP32 || t->datatype == HR_FP64) return put_fixed(t, to, end);
     switch (hr_datatype_bytes(t->datatype)) {
@@ -96,7 +119,7 @@ void hr_typed_write(void *walk, void *to, uint64_t length) {
     hr_typed *t = walk;
     uint8_t *at = to, *end = at + length;
     while (at < end) {
-        if (t->p < t->end) at = put_run(t, at, end);
+        if (t->p < t->end || t->head > 0) at = put_run(t, at, end);
         else if (!next_run(t)) {
             memset(at, 0, (size_t)(end - at)); /* validated requests have as many as are asked for */
             return;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "hr_parameters.h"
-#include "hr_typed.h"
+#include "hr_strings.h"
 
 /* What every check below needs, so that each takes one argument. */
 typedef struct check {
@@ -160,7 +160,36 @@ static uint64_t bytes_of(const hr_input *input, uint32_t element_bytes) {
     return empty ? 0 : (uint64_t)bytes;
 }
 
+/* Strings differ in size, so it is their number that the shape asks for. */
+static int check_string_count(const check *c, const hr_tensor_spec *t, const hr_input *input, uint64_t got) {
+    uint64_t want = bytes_of(input, 1);
+    if (want == got) return 0;
+    if (got > want)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "unexpected number of string elements %" PRIu64
+                       " for inference input '%.*s' for model '%.*s', expecting %" PRIu64,
+                       got, HR_NAME(t->name), MODEL(c), want);
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "expected %" PRIu64 " string elements for inference input '%.*s' for model '%.*s', got %" PRIu64,
+                   want, HR_NAME(t->name), MODEL(c), got);
+}
+
+static int check_strings(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_view data) {
+    hr_strings found = hr_strings_in(data);
+    if (found.left == 0) return check_string_count(c, t, input, found.count);
+    if (found.left < HR_STRING_HEAD)
+        return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                       "incomplete string length indicator for inference input '%.*s' for model '%.*s', expecting %d "
+                       "bytes but only %zu bytes available for element %" PRIu64,
+                       HR_NAME(t->name), MODEL(c), HR_STRING_HEAD, found.left, found.count);
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "incomplete string data for inference input '%.*s' for model '%.*s', expecting string of length %u "
+                   "but only %zu bytes available for element %" PRIu64,
+                   HR_NAME(t->name), MODEL(c), found.length, found.left - HR_STRING_HEAD, found.count);
+}
+
 static int check_bytes(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_view data) {
+    if (t->datatype == HR_BYTES_DATATYPE) return check_strings(c, t, input, data);
     uint64_t want = bytes_of(input, hr_datatype_bytes(t->datatype));
     if (want == data.length) return 0;
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
@@ -193,12 +222,13 @@ static int check_elements(const check *c, const hr_tensor_spec *t, const hr_inpu
     enum hr_contents field = hr_contents_of(t->datatype);
     uint64_t want = bytes_of(input, 1), got = input->typed[field], element;
     int64_t value;
+    *bytes = hr_typed_bytes(input, t->datatype);
+    if (t->datatype == HR_BYTES_DATATYPE) return check_string_count(c, t, input, got);
     if (want != got)
         return hr_fail(c->err, HR_INVALID_ARGUMENT,
                        "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %" PRIu64
                        " elements in %s, got %" PRIu64,
                        HR_NAME(t->name), MODEL(c), want, hr_contents_name(field), got);
-    *bytes = got * hr_datatype_bytes(t->datatype);
     if (hr_typed_fits(input, t->datatype, &element, &value)) return 0;
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
                    "input '%.*s' for model '%.*s': expected values that %.*s can hold in %s, got %" PRId64
@@ -213,13 +243,6 @@ static int check_datatype(const check *c, const hr_tensor_spec *t, const hr_inpu
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
                    "inference input '%.*s' data-type is '%.*s', but model '%.*s' expects '%.*s'", HR_NAME(t->name),
                    HR_NAME(input->datatype), MODEL(c), HR_NAME(want));
-}
-
-/* Elements are counted here once BYTES is built. */
-static int no_bytes(const check *c, const hr_tensor_spec *t) {
-    return hr_fail(c->err, HR_UNIMPLEMENTED,
-                   "input '%.*s' for model '%.*s' has datatype BYTES, which this server does not read yet",
-                   HR_NAME(t->name), MODEL(c));
 }
 
 /* The shape that the model sees. */
@@ -241,7 +264,6 @@ static int bind_input(const check *c, uint32_t i) {
     bool typed = c->request->raw_count == 0;
     hr_view data = typed ? (hr_view){input->body.data, 0} : c->request->raw[c->input_of[i]];
     if (check_datatype(c, t, input) < 0 || check_shape(c, t, input) < 0 || check_rows(c, t, input, i) < 0) return -1;
-    if (t->datatype == HR_BYTES_DATATYPE) return no_bytes(c, t);
     uint64_t bytes = data.length;
     if ((typed ? check_elements(c, t, input, &bytes) : check_bytes(c, t, input, data)) < 0) return -1;
     hr_bound_input *out = &c->out->inputs[i];

@@ -5,7 +5,8 @@
  *   parameters of the request, then of each input and each requested output (see hr_parameters.h)
  *   inputs by name: each once, all of them, none that the model does not have
  *   where the data is: one raw entry per input in the order of the request's inputs, or typed contents in every input
- *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes or elements (see hr_typed.h)
+ *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes or elements (hr_typed.h,
+ *   hr_strings.h)
  *   requested outputs by name; one that is named twice is answered once
  *
  * More rows than the model's maximum batch are fine: the queue splits and joins. A request whose rows hold no bytes at

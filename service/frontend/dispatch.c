@@ -95,23 +95,38 @@ static int slots_out(const hr_dispatch *d, hr_error *err) {
     return -1;
 }
 
-/* Copies the tensors into the input arena, and decodes those that are typed straight into it. */
-static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
-    fq_source sources[HR_MAX_TENSORS];
+/* Where a request's tensors come from, while they are copied. */
+typedef struct hr_sources {
+    fq_source of[HR_MAX_TENSORS];
     hr_typed typed[HR_MAX_TENSORS];
-    uint32_t count = d->bound.input_count;
-    for (uint32_t i = 0; i < count; i++) {
-        const hr_bound_input *in = &d->bound.inputs[i];
-        sources[i] = (fq_source){
-            .index = i, .rank = in->rank, .dims = in->dims, .data = in->data.data, .length = in->data.length};
-        if (!in->typed) continue;
-        typed[i] = hr_typed_at(in->input, p->spec->inputs[i].datatype);
-        sources[i].write = hr_typed_write;
-        sources[i].state = &typed[i];
+    hr_row_ends row_ends[HR_MAX_TENSORS];
+} hr_sources;
+
+static void find_source(const hr_dispatch *d, const hr_spec *spec, uint32_t i, hr_sources *out) {
+    const hr_bound_input *in = &d->bound.inputs[i];
+    fq_source *source = &out->of[i];
+    *source = (fq_source){
+        .index = i, .rank = in->rank, .dims = in->dims, .data = in->data.data, .length = in->data.length};
+    if (in->typed) {
+        out->typed[i] = hr_typed_at(in->input, spec->inputs[i].datatype);
+        source->write = hr_typed_write;
+        source->state = &out->typed[i];
     }
-    p->block_count = fq_fill(&d->input, d->arena, sources, count, p->blocks, slot);
+    if (spec->inputs[i].datatype != HR_BYTES_DATATYPE || spec->max_batch_size == 0) return;
+    out->row_ends[i] = hr_row_ends_at(in->input, in->data, in->typed);
+    source->rows = d->bound.rows;
+    source->write_ends = hr_row_ends_write;
+    source->ends_state = &out->row_ends[i];
+}
+
+/* Copies the tensors into the input arena, and writes what is typed, and where rows of BYTES end, straight into it. */
+static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
+    hr_sources sources;
+    uint32_t count = d->bound.input_count;
+    for (uint32_t i = 0; i < count; i++) find_source(d, p->spec, i, &sources);
+    p->block_count = fq_fill(&d->input, d->arena, sources.of, count, p->blocks, slot);
     if (p->block_count > 0) return 0;
-    return arena_full(d, fq_fill_bytes(sources, count, count), err);
+    return arena_full(d, fq_fill_bytes(sources.of, count, count), err);
 }
 
 /* Every word of the slot but the cancel word, which claiming cleared, and the header, which fill has set. */

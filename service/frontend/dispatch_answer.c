@@ -20,13 +20,15 @@ static bool within(fq_extent e, uint64_t bytes) {
     return e.offset >= FQ_PAGE && e.offset <= bytes && e.length <= bytes - e.offset;
 }
 
-/* Do the dimensions ask for just these bytes? Elements of variable size always do. */
-static bool sizes_agree(const fq_slice *slice, enum hr_datatype datatype) {
-    uint64_t bytes = hr_datatype_bytes(datatype);
-    if (bytes == 0) return true;
+/* Do the dimensions ask for just what is there: so many bytes, or so many strings and nothing else? */
+static bool sizes_agree(const fq_slice *slice, enum hr_datatype datatype, const uint8_t *output) {
+    bool is_strings = datatype == HR_BYTES_DATATYPE;
+    uint64_t want = is_strings ? 1 : hr_datatype_bytes(datatype);
     for (uint32_t d = 0; d < slice->rank; d++)
-        if (slice->dims[d] < 0 || __builtin_mul_overflow(bytes, (uint64_t)slice->dims[d], &bytes)) return false;
-    return bytes == slice->data.length;
+        if (slice->dims[d] < 0 || __builtin_mul_overflow(want, (uint64_t)slice->dims[d], &want)) return false;
+    if (!is_strings || slice->data.length == 0) return want == slice->data.length;
+    hr_strings found = hr_strings_in((hr_view){output + slice->data.offset, slice->data.length});
+    return found.left == 0 && found.count == want;
 }
 
 /* Copies the slice of one output, or says what is wrong with it. */
@@ -36,7 +38,7 @@ static const char *copy_slice(const hr_lane *lane, const hr_pending *p, const fq
     if (slice->index != index) return "an output is missing";
     if (slice->rank > HR_MAX_RANK) return "an output has too many dimensions";
     if (slice->data.length > 0 && !within(slice->data, lane->output_bytes)) return "an output lies outside its arena";
-    if (!sizes_agree(slice, p->spec->outputs[index].datatype)) return "an output's shape and size disagree";
+    if (!sizes_agree(slice, p->spec->outputs[index].datatype, lane->output)) return "an output's shape and size disagree";
     return NULL;
 }
 

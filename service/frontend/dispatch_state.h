@@ -7,7 +7,7 @@
 #include "fq_fill.h"
 #include "fq_lane.h"
 #include "hr_scan.h"
-#include "hr_typed.h"
+#include "hr_strings.h"
 #include "hr_validate.h"
 
 enum { HR_ID_INLINE = 64 }; /* bytes of an id that need no memory of their own */

@@ -18,6 +18,7 @@ def test_the_sources_are_here() -> None:
         "hr_wire",
         "hr_scan",
         "hr_spec",
+        "hr_strings",
         "hr_validate",
         "hr_encode",
         "hr_error",

@@ -71,7 +71,7 @@ class Worker:
             group=id,
             max_batch=spec.max_batch_size or 1,
             batched=spec.max_batch_size > 0,
-            element_bytes=[4] * len(spec.inputs),
+            element_bytes=[tensor.element_bytes for tensor in spec.inputs],
             output_row_bytes=[-1] * len(spec.outputs),
         )
 
@@ -120,11 +120,11 @@ class Rig:
         self.lane_fds: dict[int, int] = {}
         self.tokens = 0
 
-    def worker(self, *specs: ModelSpec, output_mb: int = 1) -> int:
+    def worker(self, *specs: ModelSpec, output_mb: int = 1, kind: type[Worker] = Worker) -> int:
         """A new worker that serves `specs`: its lane."""
         lane, fds = self.dispatcher.open_lane()
         self.lane_fds[lane] = fds[0]
-        worker = self.workers[lane] = Worker(self.now, output_mb)
+        worker = self.workers[lane] = kind(self.now, output_mb)
         worker.former.attach_lane(*fds)
         self.dispatcher.attach_worker(lane, worker.former.page_fd, worker.former.output_fd)
         for spec in specs:

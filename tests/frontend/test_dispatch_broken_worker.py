@@ -9,21 +9,26 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from dispatch_rig import Rig, model, request, row
+from dispatch_rig import Rig, model, row
+from dispatch_rig import request as infer_request
+
+from service.models.spec import ModelSpec, TensorSpec
 
 LINE, SLOTS, RANK = 128, 8, 8
 COMPLETION_RING = 5 * LINE  # its control block; entries lie behind the submission ring's
 COMPLETIONS = 9 * LINE + LINE
 FINAL, INTERNAL = 1, 13
 M = model(max_batch_size=0, outputs=("Y",))
+STRINGS = replace(M, outputs=(TensorSpec("Y", "BYTES", (-1, -1)),))
 
 
 class MadWorker:
-    def __init__(self) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         self.rig = Rig(slots=SLOTS)
-        self.lane = self.rig.worker(M)
+        self.lane = self.rig.worker(spec)
         former = self.rig.workers.pop(self.lane).former
         self.memory = mmap.mmap(self.rig.lane_fds[self.lane], 0)
         self.output = mmap.mmap(former.output_fd, 0)
@@ -56,13 +61,13 @@ class MadWorker:
         return code, payload.decode("utf-8", "replace")
 
 
-@pytest.fixture
-def mad() -> Iterator[MadWorker]:
-    worker = MadWorker()
-    worker.rig.submit(request(M, row(1)[0]))
+@pytest.fixture(params=[M])
+def mad(request: pytest.FixtureRequest) -> Iterator[MadWorker]:
+    worker = MadWorker(request.param)
+    worker.rig.submit(infer_request(M, row(1)[0]))
     yield worker
     assert worker.rig.dispatcher.check() == 0
-    token, _ = worker.rig.submit(request(M, row(1)[0]))  # and the thread serves on
+    token, _ = worker.rig.submit(infer_request(M, row(1)[0]))  # and the thread serves on
     assert worker.rig.dispatcher.close_lane(worker.lane)[-1] == token
     assert worker.rig.at_rest()
 
@@ -109,6 +114,47 @@ def test_a_slice_that_lies(
     mad.complete(SLOT, at=PAGE, length=mad.slices(PAGE, slice))
     code, text = mad.outcome()
     assert code == INTERNAL and why in text
+
+
+@pytest.mark.parametrize("mad", [STRINGS], indirect=True)
+@pytest.mark.parametrize(
+    ("payload", "dims"),
+    [
+        (b"\1\0\0\0a", (2,)),
+        (b"\1\0\0\0a", (0,)),
+        (b"\1\0\0\0a", (1, -1)),
+        (b"\1\0\0\0a", (-1, -1)),
+        (b"\1\0\0\0a", (2**62, 4)),
+        (b"\1\0\0\0a\0", (1,)),
+        (b"\0\0\0", (1,)),
+        (b"\2\0\0\0a", (1,)),
+        (b"\xff\xff\xff\xffa", (1,)),
+        (b"", (1,)),
+        (b"\0\0\0\0" * 3, (1, 2)),
+    ],
+)
+def test_strings_that_do_not_add_up(mad: MadWorker, payload: bytes, dims: tuple[int, ...]) -> None:
+    mad.output[2 * PAGE : 2 * PAGE + len(payload)] = payload
+    slice = (0, len(dims), 2 * PAGE, len(payload), dims)
+    mad.complete(SLOT, at=PAGE, length=mad.slices(PAGE, slice))
+    code, text = mad.outcome()
+    assert code == INTERNAL and "shape and size disagree" in text
+
+
+@pytest.mark.parametrize("mad", [STRINGS], indirect=True)
+def test_strings_to_the_last_byte_of_the_arena(mad: MadWorker) -> None:
+    end = len(mad.output)
+    mad.output[end - 5 :] = b"\1\0\0\0a"
+    mad.complete(SLOT, at=PAGE, length=mad.slices(PAGE, (0, 1, end - 5, 5, (1,))))
+    assert mad.outcome()[0] == 0
+
+
+@pytest.mark.parametrize("mad", [STRINGS], indirect=True)
+def test_a_string_that_ends_behind_the_arena(mad: MadWorker) -> None:
+    end = len(mad.output)
+    mad.output[end - 5 :] = b"\2\0\0\0a"
+    mad.complete(SLOT, at=PAGE, length=mad.slices(PAGE, (0, 1, end - 5, 5, (1,))))
+    assert "shape and size disagree" in mad.outcome()[1]
 
 
 def test_another_number_of_outputs(mad: MadWorker) -> None:
