@@ -42,6 +42,8 @@ WIDTH = 16
 class Device:
     """The engine and, since nothing differs between them, every instance of it."""
 
+    sample = ()
+
     def __init__(self, spec: ModelSpec, engine_ms: float) -> None:
         self.spec = spec
         self._seconds = engine_ms / 1e3

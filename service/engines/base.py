@@ -20,8 +20,10 @@ engine run at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from service.models.probe import Array
 from service.models.spec import ModelSpec
 from service.models.wanted import Wanted
 
@@ -52,6 +54,12 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def sample(self) -> Sequence[Array]:
+        """Inputs that the model runs on, in model order and in its form: a row or more, or one request where
+        it does not batch; BF16 as its bits. Empty: none is known, and the model is not warmed up.
+        """
 
     def create_instance(self, index: int) -> Instance:
         """Instance number `index`, from 0 to spec.instances - 1."""

@@ -111,7 +111,8 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
     ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in found.outputs)
     if ahead:
         ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
-    return OnnxEngine(session, served, ahead)
+    held = [stored(array, tensor.datatype) for array, tensor in zip(found.sample, inputs, strict=False)]
+    return OnnxEngine(session, served, ahead, held)
 
 
 def available_cores() -> int:
@@ -217,8 +218,9 @@ def _writes_where_bound(
 class OnnxEngine:
     """A loaded ONNX model. `ahead`: outputs are reserved before the run and written there by the model."""
 
-    def __init__(self, session: Any, spec: ModelSpec, ahead: bool) -> None:
+    def __init__(self, session: Any, spec: ModelSpec, ahead: bool, sample: Sequence[Array] = ()) -> None:
         self.spec = spec
+        self.sample = sample
         self.ahead = ahead
         self._session = session
 

@@ -166,7 +166,9 @@ def load_message(file: str, spec: ModelSpec, parameters: Mapping[str, str]) -> d
 
 
 class PythonEngine:
-    """A Python model and the processes of its instances."""
+    """A Python model and the processes of its instances. Its `execute` is for clients alone: no sample."""
+
+    sample = ()
 
     def __init__(self, spec: ModelSpec, load: dict[str, Any], timeout_s: float) -> None:
         self.spec = spec

@@ -32,6 +32,7 @@ from service.errors import StartError
 from service.log import say
 from service.models.spec import ModelSpec
 from service.worker.launcher import run_stream
+from service.worker.warmup import start_instances
 
 MAX_STREAMS = 64
 FDS_PER_LANE = 3
@@ -75,7 +76,7 @@ class Worker:
             max_wait_ns=spec.max_batch_wait_us * 1000,
             max_streams=spec.instances,
         )
-        return LoadedModel(number, engine, [engine.create_instance(i) for i in range(spec.instances)])
+        return LoadedModel(number, engine, start_instances(engine))
 
     @property
     def specs(self) -> list[ModelSpec]:

@@ -78,10 +78,13 @@ class ScriptedEngine:
     """One model that is a function: arrays in, a sequence of arrays out, rows first when the model batches.
 
     Attributes:
+        sample: what the model is warmed up with; nothing by default, so that `batches` are the test's own.
         gate: what every batch has to pass before it runs.
         batches: the rows of each batch that was executed, in order.
         closed: how often the engine was closed.
     """
+
+    sample: Sequence[np.ndarray] = ()
 
     def __init__(self, spec: ModelSpec, compute: Callable[..., Sequence[np.ndarray]]) -> None:
         self.spec = spec
