@@ -22,10 +22,12 @@ from service.cli.common import (
 if TYPE_CHECKING:
     from service.client import Client, InferResult, ModelInfo
 
+SHOWN = 100  # characters of a string, or bytes where it is no text
 EPILOG = examples(
     "headrace infer resnet50 image.npy                   # the one input, with or without its batch axis",
     "headrace infer bert tokens.npz -o answer.npz        # inputs by name; the answer as arrays",
     'headrace infer affine input.json --json             # {"x": [[1, 2], [3, 4]]} in, JSON out',
+    """headrace infer words input.json                     # {"x": [["some", "text"]]}: strings of BYTES""",
     "headrace infer decoder frame.raw                    # any file: its bytes are the one input",
 )
 
@@ -58,11 +60,10 @@ def infer(
 ) -> None:
     """Send one request and print its outputs."""
     from service.client import Client
-    from service.client.inputs import load_inputs
 
     with Client(url, timeout_s=timeout) as client:
         info = client.model_metadata(model, model_version)
-        inputs = load_inputs(file, info, _batched(client, info, model_version), input_name)
+        inputs = _load(file, info, _batched(client, info, model_version), input_name)
         result = client.infer(model, inputs, version=model_version, outputs=output or ())
     if save is not None:
         _save(result, save)
@@ -70,6 +71,16 @@ def infer(
         typer.echo(json.dumps(as_protocol_json(result)))
     else:
         _print(result)
+
+
+def _load(file: Path, info: ModelInfo, batched: bool, input_name: str | None) -> dict[str, Any]:
+    from service.client import ClientError
+    from service.client.inputs import load_inputs
+
+    try:
+        return load_inputs(file, info, batched, input_name)
+    except ClientError as error:
+        fail(str(error), code=2)  # what was given is wrong, and nothing was sent
 
 
 def _batched(client: Client, info: ModelInfo, version: str) -> bool:
@@ -87,16 +98,26 @@ def _batched(client: Client, info: ModelInfo, version: str) -> bool:
 def _save(result: InferResult, path: Path) -> None:
     import numpy as np
 
+    arrays = {name: _unpickled(name, array) for name, array in result.outputs.items()}
     try:
         with open(path, "wb") as file:  # savez would add a suffix to a path of its own
-            np.savez(file, **result.outputs)  # type: ignore[arg-type]
+            np.savez(file, **arrays)
     except OSError as error:
         fail(f"cannot write '{path}': {error.strerror}")
 
 
+def _unpickled(name: str, array: Any) -> Any:
+    """An array that a file can hold without pickling it: of strings, numpy's own."""
+    if array.dtype.kind != "O":
+        return array
+    if any(element.endswith(b"\0") for element in array.ravel()):
+        fail(f"output '{name}' has strings that end in a zero byte, which .npz files lose; use --json")
+    return array.astype("S")
+
+
 def as_protocol_json(result: InferResult) -> dict[str, Any]:
     """The answer in the protocol's JSON form: data is flat, in row-major order."""
-    from service.client.tensors import datatype_of
+    from service.client.tensors import datatype_of, text_of
 
     return {
         "model_name": result.model_name,
@@ -107,11 +128,21 @@ def as_protocol_json(result: InferResult) -> dict[str, Any]:
                 "name": name,
                 "datatype": datatype_of(name, a),
                 "shape": list(a.shape),
-                "data": a.ravel().tolist(),
+                "data": [text_of(e) for e in a.ravel()] if a.dtype.kind == "O" else a.ravel().tolist(),
             }
             for name, a in result.outputs.items()
         ],
     }
+
+
+def _shown(element: bytes) -> str:
+    """A string as text where it is some, its beginning where it is long."""
+    try:
+        text: str | bytes = element.decode()
+    except UnicodeDecodeError:
+        text = element
+    shown = repr(text[:SHOWN])
+    return shown if len(text) <= SHOWN else f"{shown}... ({len(element)} bytes)"
 
 
 def _print(result: InferResult) -> None:
@@ -122,5 +153,12 @@ def _print(result: InferResult) -> None:
     out = console()
     for name, array in result.outputs.items():
         out.print(f"{name}  {datatype_of(name, array)}  {list(array.shape)}", style="bold", markup=False)
-        text = np.array2string(array, threshold=64, edgeitems=4, max_line_width=100, precision=6)
+        text = np.array2string(
+            array,
+            threshold=64,
+            edgeitems=4,
+            max_line_width=100,
+            precision=6,
+            formatter={"object": _shown},  # type: ignore[arg-type]  # numpy's stub wants a function of object
+        )
         out.print(text, markup=False)

@@ -2,7 +2,8 @@
 
 What a file may be: ``.npy`` (one array), ``.npz`` (arrays by input name), ``.json`` (a nested list, an
 object of nested lists by input name, or the ``{"inputs": [...]}`` of the protocol's JSON form), and
-anything else, whose bytes become the one input when their number fits its shape.
+anything else, whose bytes become the one input when their number fits its shape; an input of BYTES takes the
+whole file as its one string.
 
 An array that lacks the batch axis gets one of length 1. Numbers are converted where no value can change its
 meaning (float64 to FP32, integers that fit); everything else is the server's to judge, which has the better
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from service.client.errors import ClientError, InvalidTensor
-from service.client.tensors import Array, ModelInfo, TensorInfo, numpy_dtype
+from service.client.tensors import Array, ModelInfo, TensorInfo, numpy_dtype, strings_of
+from service.models.spec import MAX_RANK
 
 
 def load_inputs(path: Path, model: ModelInfo, batched: bool, only: str | None = None) -> dict[str, Array]:
@@ -37,15 +39,28 @@ def load_inputs(path: Path, model: ModelInfo, batched: bool, only: str | None = 
         else:
             tensor = _single(model, only)
             return {tensor.name: _from_bytes(path.name, path.read_bytes(), tensor)}
-    except (OSError, ValueError, EOFError) as error:
-        raise ClientError(f"cannot read inputs from '{path}': {error}") from None
+    except (OSError, ValueError, EOFError, RecursionError) as error:
+        raise ClientError(f"cannot read inputs from '{path}': {_why(error)}") from None
     return _fitted(found, model, batched)
+
+
+def _why(error: Exception) -> str:
+    """In place of words that only the author of a program could use."""
+    if isinstance(error, RecursionError):
+        return f"its lists are nested too deep; a tensor has at most {MAX_RANK} dimensions"
+    if "Object arrays" in str(error):
+        return (
+            "it holds pickled Python objects, which could run any code when they are loaded; save numbers, "
+            "or strings as array.astype('S')"
+        )
+    return "it is not in numpy's format" if "pickle" in str(error) else str(error)
 
 
 def random_inputs(
     model: ModelInfo, batched: bool, rows: int, shapes: Mapping[str, tuple[int, ...]], seed: int
 ) -> dict[str, Array]:
-    """Made-up inputs of ``rows`` rows: floats in [0, 1), and 0 or 1 for integers, which are often indices.
+    """Made-up inputs of ``rows`` rows: floats in [0, 1), and 0 or 1 for strings and for integers, which are
+    often indices.
 
     ``shapes`` gives the sizes of inputs that have dynamic ones, without the batch axis. Raises ClientError
     where a size is missing or contradicts the model.
@@ -59,7 +74,7 @@ def random_inputs(
         shape = _concrete_shape(tensor, batched, rows, shapes.get(tensor.name))
         dtype = tensor.dtype()
         values = source.random(shape) if dtype.kind == "f" else source.integers(0, 2, shape)
-        made[tensor.name] = np.asarray(values).astype(dtype)
+        made[tensor.name] = np.asarray(values).astype("S" if dtype.kind == "O" else dtype)
     return made
 
 
@@ -116,8 +131,15 @@ def _from_json(value: Any, model: ModelInfo, only: str | None) -> dict[str, Any]
     if isinstance(value, dict) and isinstance(value.get("inputs"), list):
         return {entry["name"]: _from_json_tensor(entry) for entry in value["inputs"]}
     if isinstance(value, dict):
-        return {name: np.asarray(data) for name, data in value.items()}
-    return {_single(model, only).name: np.asarray(value)}
+        return {name: _from_lists(data, name, model) for name, data in value.items()}
+    name = _single(model, only).name
+    return {name: _from_lists(value, name, model)}
+
+
+def _from_lists(value: Any, name: str, model: ModelInfo) -> Array:
+    """numpy's own arrays of text would lose zeros at the end of a string."""
+    is_bytes = any(tensor.name == name and tensor.datatype == "BYTES" for tensor in model.inputs)
+    return np.array(value, dtype=object) if is_bytes else np.asarray(value)
 
 
 def _from_json_tensor(entry: Any) -> Array:
@@ -130,6 +152,8 @@ def _from_json_tensor(entry: Any) -> Array:
 
 def _from_bytes(file_name: str, data: bytes, tensor: TensorInfo) -> Array:
     dtype = tensor.dtype()
+    if tensor.datatype == "BYTES":
+        return _one_string(file_name, data, tensor)
     fixed = [size for size in tensor.shape if size >= 0]
     unit = int(np.prod(fixed, dtype=np.int64)) * dtype.itemsize
     dynamic = len(tensor.shape) - len(fixed)
@@ -148,6 +172,18 @@ def _from_bytes(file_name: str, data: bytes, tensor: TensorInfo) -> Array:
     return np.frombuffer(data, dtype=dtype.newbyteorder("<")).reshape(shape)
 
 
+def _one_string(file_name: str, data: bytes, tensor: TensorInfo) -> Array:
+    shape = [1 if size < 0 else size for size in tensor.shape]
+    if any(size != 1 for size in shape):
+        raise InvalidTensor(
+            f"'{file_name}' is one string; input '{tensor.name}' BYTES{list(tensor.shape)} takes "
+            f"{int(np.prod(shape))}. Use a .json or .npy file for several"
+        )
+    one = np.empty(shape, object)
+    one[...] = data
+    return one
+
+
 def _fitted(found: Mapping[str, Any], model: ModelInfo, batched: bool) -> dict[str, Array]:
     known = {tensor.name: tensor for tensor in model.inputs}
     fitted = {}
@@ -164,6 +200,8 @@ def _fitted(found: Mapping[str, Any], model: ModelInfo, batched: bool) -> dict[s
 
 def _converted(array: Array, tensor: TensorInfo) -> Array:
     want = tensor.dtype()
+    if tensor.datatype == "BYTES":
+        return strings_of(tensor.name, array)
     if array.dtype == want:
         return array
     if array.dtype.kind in "iuf" and np.can_cast(array.dtype, want, "same_kind"):

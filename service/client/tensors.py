@@ -2,6 +2,9 @@
 
 Tensors travel as raw contents only: little-endian, row-major, one entry of ``raw_input_contents`` per
 input, in the order of ``inputs``; the same on the way back.
+
+BYTES are object arrays of ``bytes``. On the way out an array of numpy's own strings ("S", "U") or of ``str``
+will do. Text is UTF-8; a byte that is none is a lone surrogate in it ("surrogateescape") and survives JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,12 +20,13 @@ import numpy.typing as npt
 
 from service._pb import inference as pb
 from service.client.errors import InvalidTensor
+from service.engines.strings import packed, unpacked
 from service.models.spec import DATATYPES
 
 Array = npt.NDArray[Any]
 
-# BYTES has elements of different sizes and is not carried yet.
-NUMPY_OF = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy and row.element_bytes}
+LENGTH_BYTES = 4  # before each element of BYTES
+NUMPY_OF = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy}
 DATATYPE_OF = {dtype: name for name, dtype in NUMPY_OF.items()}
 
 
@@ -34,7 +39,7 @@ class TensorInfo:
     shape: tuple[int, ...]
 
     def dtype(self) -> np.dtype[Any]:
-        """The numpy type. Raises InvalidTensor for a datatype that has none (BF16, BYTES)."""
+        """The numpy type. Raises InvalidTensor for a datatype that has none (BF16)."""
         return numpy_dtype(self.name, self.datatype)
 
 
@@ -89,7 +94,7 @@ def infer_request(
         request.parameters["timeout"].int64_param = timeout_us
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=datatype_of(name, array), shape=array.shape)
-        request.raw_input_contents.append(_little_endian(array).tobytes())
+        request.raw_input_contents.append(_raw(name, array))
     for name in outputs:
         request.outputs.add(name=name)
     return request
@@ -97,10 +102,39 @@ def infer_request(
 
 def datatype_of(tensor: str, array: Array) -> str:
     """The protocol datatype of an array. Raises InvalidTensor, naming the tensor, where there is none."""
+    if array.dtype.kind in "SU":
+        return "BYTES"
     datatype = DATATYPE_OF.get(array.dtype.newbyteorder("="))
     if datatype is None:
         raise InvalidTensor(f"tensor '{tensor}' is a numpy {array.dtype}, which has no protocol datatype")
     return datatype
+
+
+def strings_of(tensor: str, array: Array) -> Array:
+    """An array of BYTES as an object array of ``bytes``. Raises InvalidTensor, naming the first element that
+    is neither ``bytes`` nor ``str``.
+    """
+    made = np.empty(array.size, object)
+    for number, element in enumerate(array.ravel().tolist()):
+        if not isinstance(element, bytes | str):
+            kind = type(element).__name__
+            raise InvalidTensor(
+                f"tensor '{tensor}': expected strings for BYTES, element {number} is a {kind}"
+            )
+        made[number] = element if isinstance(element, bytes) else _encoded(tensor, element)
+    return made.reshape(array.shape)
+
+
+def _encoded(tensor: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidTensor(f"tensor '{tensor}': a string that is no text: {error}") from None
+
+
+def text_of(element: bytes) -> str:
+    """A string of BYTES as text, which ``strings_of`` turns back into the same bytes."""
+    return element.decode("utf-8", "surrogateescape")
 
 
 def infer_result(response: Any) -> InferResult:
@@ -118,6 +152,12 @@ def infer_result(response: Any) -> InferResult:
     return InferResult(response.model_name, response.model_version, response.id, outputs)
 
 
+def _raw(tensor: str, array: Array) -> bytes:
+    if datatype_of(tensor, array) == "BYTES":
+        return packed(strings_of(tensor, array), 1).wire
+    return _little_endian(array).tobytes()
+
+
 def _little_endian(array: Array) -> Array:
     swap = array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big")
     return array.astype(array.dtype.newbyteorder("<")) if swap else array
@@ -126,9 +166,20 @@ def _little_endian(array: Array) -> Array:
 def _view(output: Any, raw: bytes) -> Array:
     dtype = numpy_dtype(output.name, output.datatype).newbyteorder("<")
     shape = tuple(output.shape)
+    if output.datatype == "BYTES":
+        return _strings(output, shape, raw)
     want = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if len(raw) != want:
         raise InvalidTensor(
             f"output '{output.name}' {output.datatype}{list(shape)} should have {want} bytes, got {len(raw)}"
         )
     return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def _strings(output: Any, shape: tuple[int, ...], raw: bytes) -> Array:
+    try:
+        if prod(shape) > len(raw) // LENGTH_BYTES:
+            raise ValueError(f"{prod(shape)} elements cannot lie in {len(raw)} bytes")
+        return unpacked(memoryview(raw), shape)
+    except ValueError as error:
+        raise InvalidTensor(f"output '{output.name}' BYTES{list(shape)}: {error}") from None

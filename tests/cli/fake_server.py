@@ -1,8 +1,8 @@
 """A small server of the Open Inference Protocol for tests of clients: real gRPC and protobuf, no engine.
 
-``affine`` answers y = 2x + 1 on FP32 [-1, 4]. Its statistics follow a script that a test can predict: every
-``batch_of`` requests count as one batch, with fixed times. What a test puts in ``missing`` answers
-UNIMPLEMENTED.
+``affine`` answers y = 2x + 1 on FP32 [-1, 4], ``same`` y = x on BYTES [-1, -1]. The statistics follow a
+script that a test can predict: every ``batch_of`` requests count as one batch, with fixed times. What a test
+puts in ``missing`` answers UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from service._pb import model_config as config_pb
 
 QUEUE_NS, COPY_IN_NS, COMPUTE_NS, COPY_OUT_NS = 2_000_000, 100_000, 5_000_000, 50_000
 WIDTH = 4
+MODELS = {"affine": ("FP32", [-1, WIDTH]), "same": ("BYTES", [-1, -1])}
 
 Run = Callable[..., Result]  # the fixture ``run``: a command line in, its result out
 
@@ -54,18 +55,19 @@ class FakeServer:
         return pb.ServerMetadataResponse(name="fake", version="1")
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        return pb.ModelReadyResponse(ready=request.name == "affine" and request.name not in self.not_ready)
+        return pb.ModelReadyResponse(ready=request.name in MODELS and request.name not in self.not_ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         self._known(request.name, context)
-        answer = pb.ModelMetadataResponse(name="affine", versions=["1"], platform="fake_platform")
-        answer.inputs.add(name="x", datatype="FP32", shape=[-1, WIDTH])
-        answer.outputs.add(name="y", datatype="FP32", shape=[-1, WIDTH])
+        answer = pb.ModelMetadataResponse(name=request.name, versions=["1"], platform="fake_platform")
+        datatype, shape = MODELS[request.name]
+        answer.inputs.add(name="x", datatype=datatype, shape=shape)
+        answer.outputs.add(name="y", datatype=datatype, shape=shape)
         return answer
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         self._known(request.name, context)
-        return pb.ModelConfigResponse(config=config_pb.ModelConfig(name="affine", max_batch_size=8))
+        return pb.ModelConfigResponse(config=config_pb.ModelConfig(name=request.name, max_batch_size=8))
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:
         if request.name:
@@ -97,7 +99,7 @@ class FakeServer:
         self._known(request.model_name, context)
         if reason := self.refuse(request):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
-        return self._affine(request)
+        return self._compute(request)
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         held = []
@@ -110,7 +112,7 @@ class FakeServer:
             if reason and self.errors_name_their_request:
                 answer.infer_response.id = request.id
             elif not reason:
-                answer.infer_response.CopyFrom(self._affine(request))
+                answer.infer_response.CopyFrom(self._compute(request))
             held.append(answer)
             if self.answer_in_order or len(held) == 2:
                 yield from reversed(held)
@@ -120,21 +122,22 @@ class FakeServer:
             if context.add_callback(over.set):
                 over.wait()
 
-    def _affine(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        x = np.frombuffer(request.raw_input_contents[0], "<f4")
+    def _compute(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        datatype, x = MODELS[request.model_name][0], request.raw_input_contents[0]
         shape = list(request.inputs[0].shape)
         with self._lock:
             self.seen.append(request)
             self.rows += shape[0]
             self.requests += 1
             self.batches += self.requests % self.batch_of == 0
-        answer = pb.ModelInferResponse(model_name="affine", model_version="1", id=request.id)
-        answer.outputs.add(name="y", datatype="FP32", shape=shape)
-        answer.raw_output_contents.append((2 * x + 1).tobytes())
+        answer = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
+        answer.outputs.add(name="y", datatype=datatype, shape=shape)
+        y = x if datatype == "BYTES" else (2 * np.frombuffer(x, "<f4") + 1).tobytes()
+        answer.raw_output_contents.append(y)
         return answer
 
     def _known(self, name: str, context: Any) -> None:
-        if name != "affine":
+        if name not in MODELS:
             context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
 
 

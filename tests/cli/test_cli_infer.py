@@ -82,7 +82,7 @@ def test_a_raw_file_of_the_wrong_size_says_what_would_fit(
     file = tmp_path / "x.raw"
     file.write_bytes(b"12345")
     result = run("infer", "affine", file, "--url", server.url)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert (
         "5 bytes" in result.stderr
         and "a multiple of 16 bytes" in result.stderr
@@ -96,14 +96,106 @@ def test_what_is_no_number_is_refused_before_it_is_sent(
     run: Run, server: FakeServer, tmp_path: Path, value: object
 ) -> None:
     result = run("infer", "affine", saved(tmp_path / "x.json", value), "--url", server.url)
-    assert result.exit_code == 1 and result.stderr.startswith("headrace: ")
+    assert result.exit_code == 2 and result.stderr.startswith("headrace: ")
     assert not server.seen
 
 
-def test_pickled_arrays_are_not_loaded(run: Run, server: FakeServer, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_pickled_arrays_are_not_loaded(run: Run, server: FakeServer, tmp_path: Path, name: str) -> None:
+    save = np.save if name.endswith("npy") else np.savez
+    save(tmp_path / name, np.array([{}], dtype=object), allow_pickle=True)
+    result = run("infer", "affine", tmp_path / name, "--url", server.url)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"headrace: cannot read inputs from '{tmp_path / name}': it holds pickled Python objects, which "
+        "could run any code when they are loaded; save numbers, or strings as array.astype('S')\n"
+    )
+
+
+def test_a_file_that_is_no_array_is_said_so(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(b"something else")
     result = run("infer", "affine", tmp_path / "x.npy", "--url", server.url)
-    assert result.exit_code == 1 and "allow_pickle" in result.stderr
+    assert result.exit_code == 2 and result.stderr.endswith("it is not in numpy's format\n")
+
+
+def test_lists_within_lists_without_end_are_one_sentence(
+    run: Run, server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "x.json").write_text("[" * 100_000 + "]" * 100_000)
+    result = run("infer", "affine", tmp_path / "x.json", "--url", server.url)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("its lists are nested too deep; a tensor has at most 8 dimensions\n")
+
+
+# ---- strings ----
+
+STRINGS = ["größe", "", "a\0", "\udcff\udcfe"]  # the last one is b"\xff\xfe", which is no text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [STRINGS],
+        {"x": [STRINGS]},
+        {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 4], "data": STRINGS}]},
+        STRINGS,
+    ],
+    ids=["nested list", "by name", "protocol form", "no batch axis"],
+)
+def test_strings_of_json_come_back_byte_for_byte(
+    run: Run, server: FakeServer, tmp_path: Path, value: object
+) -> None:
+    result = run("infer", "same", saved(tmp_path / "x.json", value), "--url", server.url, "--json")
+    assert result.exit_code == 0, result.output
+    (request,) = server.seen
+    assert request.inputs[0].datatype == "BYTES" and list(request.inputs[0].shape) == [1, 4]
+    lengths = [6 + 1, 0, 2, 2]
+    assert len(request.raw_input_contents[0]) == 4 * 4 + sum(lengths)
+    assert request.raw_input_contents[0].endswith(b"\2\0\0\0a\0\2\0\0\0\xff\xfe")
+    assert json.loads(result.stdout)["outputs"] == [
+        {"name": "y", "datatype": "BYTES", "shape": [1, 4], "data": STRINGS}
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["S", "U"])
+def test_numpys_strings_are_sent_and_saved(run: Run, server: FakeServer, tmp_path: Path, dtype: str) -> None:
+    np.save(tmp_path / "x.npy", np.array([["one", ""], ["three", "4"]], dtype))
+    target = tmp_path / "answer.npz"
+    result = run("infer", "same", tmp_path / "x.npy", "--url", server.url, "-o", target)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["y  BYTES  [2, 2]", "[['one' '']", " ['three' '4']]"]
+    with np.load(target) as saved_arrays:
+        assert saved_arrays["y"].tolist() == [[b"one", b""], [b"three", b"4"]]
+
+
+def test_any_other_file_is_one_string(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    payload = b"\xff\xd8" + bytes(500)
+    (tmp_path / "cat.jpg").write_bytes(payload)
+    result = run("infer", "same", tmp_path / "cat.jpg", "--url", server.url)
+    (request,) = server.seen
+    assert list(request.inputs[0].shape) == [1, 1] and request.raw_input_contents[0][4:] == payload
+    assert "(502 bytes)" in result.stdout and r"b'\xff\xd8\x00" in result.stdout
+
+
+def test_strings_that_a_file_would_lose_are_not_saved(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    file = saved(tmp_path / "x.json", [["a\0"]])
+    result = run("infer", "same", file, "--url", server.url, "-o", tmp_path / "answer.npz")
+    assert result.exit_code == 1 and "end in a zero byte" in result.stderr
+    assert not (tmp_path / "answer.npz").exists()
+
+
+def test_a_lone_surrogate_that_stands_for_no_byte_is_refused(
+    run: Run, server: FakeServer, tmp_path: Path
+) -> None:
+    result = run("infer", "same", saved(tmp_path / "x.json", [["\ud800"]]), "--url", server.url)
+    assert result.exit_code == 2 and "a string that is no text" in result.stderr
+
+
+def test_what_is_no_string_is_refused_before_it_is_sent(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    for number, value in enumerate(([["a", 1]], [["a"], ["b", "c"]], [[None]])):
+        result = run("infer", "same", saved(tmp_path / f"{number}.json", value), "--url", server.url)
+        assert result.exit_code == 2 and "expected strings for BYTES, element" in result.stderr
+    assert not server.seen
 
 
 def test_outputs_are_printed_with_name_type_and_shape(run: Run, server: FakeServer, tmp_path: Path) -> None:
@@ -144,7 +236,7 @@ def test_an_unknown_model_and_an_unknown_input_are_named(
         and "NOT_FOUND: Request for unknown model: 'nothing' is not found" in result.stderr
     )
     result = run("infer", "affine", file, "--url", server.url, "--input", "z")
-    assert result.exit_code == 1 and "has no input 'z'; its inputs are 'x'" in result.stderr
+    assert result.exit_code == 2 and "has no input 'z'; its inputs are 'x'" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["infer", "models", "bench"])
