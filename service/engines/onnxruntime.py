@@ -24,7 +24,9 @@ the batch's rows alone are copied out. Nobody outside the instance sees those ro
 
 CPU per batch outside of the model is a handful of calls, whatever the batch's size; nothing here is per row.
 
-What is refused at load by name: BYTES tensors, sequences, maps, optional and sparse tensors.
+Models with strings run another way (`onnx_strings`).
+
+What is refused at load by name: sequences, maps, optional and sparse tensors.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ import numpy as np
 
 from service.engines.base import EngineError, ModelLoadError
 from service.engines.bfloat16 import element_type, numbers_of, stored
+from service.engines.onnx_strings import StringInstance, check_shapes, has_strings, run_once
+from service.engines.onnx_words import words_of
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
-from service.models.spec import MAX_RANK, ModelSpec, TensorSpec
+from service.models.spec import ModelSpec, TensorSpec
 from service.models.wanted import Wanted, as_served, asked_size, disagreements, narrowed
 
 if TYPE_CHECKING:
@@ -65,8 +69,8 @@ _DATATYPES = {
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(bfloat16)": "BF16",
+    "tensor(string)": "BYTES",
 }
-_NOT_SERVED_YET = {"tensor(string)": "BYTES"}
 _ALIGN = 64
 _EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
 _MAX_TEXT = 400
@@ -81,7 +85,7 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
     where = f"model '{name}' ({path})"
     session = _open_session(path, where, max(1, available_cores() - wanted.instances + 1))
     inputs, outputs = _declarations(session, where)
-    inputs = narrowed(inputs, wanted)
+    inputs = _with_words(narrowed(inputs, wanted), path)
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
         try:
@@ -108,7 +112,8 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
     served = as_served(wanted, spec)
     if faults := served.faults() + disagreements(wanted, spec):
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
-    ahead = found.shapes_confirmed and all(tensor.is_fixed for tensor in found.outputs)
+    ahead = found.shapes_confirmed and all(tensor.row_bytes >= 0 for tensor in found.outputs)
+    ahead = ahead and not has_strings(inputs)
     if ahead:
         ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
     held = [stored(array, tensor.datatype) for array, tensor in zip(found.sample, inputs, strict=False)]
@@ -158,6 +163,8 @@ def _declarations(session: Any, where: str) -> tuple[list[Declared], list[Declar
     for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):
         faults += [fault for node in nodes if (fault := _type_fault(kind, node))]
         sides.append([Declared(n.name, _DATATYPES.get(n.type, ""), tuple(n.shape)) for n in nodes])
+    if {"BF16", "BYTES"} <= {tensor.datatype for side in sides for tensor in side}:
+        faults.append("it has tensors of both BYTES and BF16; expected one of them at most")
     if faults:
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
     return sides[0], sides[1]
@@ -166,16 +173,23 @@ def _declarations(session: Any, where: str) -> tuple[list[Declared], list[Declar
 def _type_fault(kind: str, node: Any) -> str:
     if node.type in _DATATYPES:
         return ""
-    if node.type in _NOT_SERVED_YET:
-        return f"{kind} '{node.name}' has datatype {_NOT_SERVED_YET[node.type]}, which is not served yet"
     known = ", ".join(_DATATYPES.values())
-    return f"{kind} '{node.name}' has type {node.type}; expected a tensor of {known}"
+    advice = "; export the model without ZipMap (skl2onnx: zipmap=False)" if "seq(map(" in node.type else ""
+    return f"{kind} '{node.name}' has type {node.type}; expected a tensor of {known}{advice}"
+
+
+def _with_words(inputs: Sequence[Declared], path: str) -> list[Declared]:
+    """The inputs with what the model's file knows of strings, for the test runs."""
+    words = words_of(path) if has_strings(inputs) else ()
+    return [tensor._replace(words=words) if tensor.datatype == "BYTES" else tensor for tensor in inputs]
 
 
 def _run_once(
     session: Any, inputs: Sequence[Declared], outputs: Sequence[Declared], arrays: Sequence[Array]
 ) -> Sequence[Array]:
-    """A run on numpy arrays; those of BF16 are float32."""
+    """A run on numpy arrays; those of BF16 are float32, of BYTES object arrays of `bytes`."""
+    if has_strings((*inputs, *outputs)):
+        return run_once(session, inputs, outputs, arrays)
     if not any(tensor.datatype == "BF16" for tensor in (*inputs, *outputs)):
         feed = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
         return [np.asarray(array) for array in session.run(None, feed)]
@@ -224,9 +238,11 @@ class OnnxEngine:
         self.ahead = ahead
         self._session = session
 
-    def create_instance(self, index: int) -> OnnxInstance:
+    def create_instance(self, index: int) -> OnnxInstance | StringInstance:
         if self._session is None:
             raise RuntimeError(f"model '{self.spec.name}' is closed")
+        if has_strings((*self.spec.inputs, *self.spec.outputs)):
+            return StringInstance(self._session, self.spec, clean)
         return OnnxInstance(self._session, self.spec, self.ahead)
 
     def close(self) -> None:
@@ -287,9 +303,8 @@ class OnnxInstance:
 
     def _copy_out(self, batch: Batch, size: int, values: Sequence[Any]) -> None:
         shapes: list[Shape] = [tuple(value.shape()) for value in values]
-        self._check_ranks(shapes)
+        check_shapes([tensor for tensor, _ in self._outputs], shapes, size if self._batches else None)
         if self._batches:
-            self._check_rows(shapes, size)
             shapes = [(batch.rows, *shape[1:]) for shape in shapes]
         sizes = [
             prod(shape[self._batches :]) * tensor.element_bytes
@@ -301,20 +316,6 @@ class OnnxInstance:
             if size * rows:
                 ctypes.memmove(address, value.data_ptr(), size * rows)  # without the GIL
         batch.complete(shapes)
-
-    def _check_ranks(self, shapes: Sequence[Shape]) -> None:
-        for shape, (tensor, _) in zip(shapes, self._outputs, strict=True):
-            if len(shape) > MAX_RANK:
-                came = f"came out with {len(shape)} dimensions, at most {MAX_RANK} are served"
-                raise EngineError(f"output '{tensor.name}' {came}")
-
-    def _check_rows(self, shapes: Sequence[Shape], rows: int) -> None:
-        for shape, (tensor, _) in zip(shapes, self._outputs, strict=True):
-            if not shape or shape[0] != rows:
-                raise EngineError(
-                    f"output '{tensor.name}' came out as {list(shape)}, expected {rows} rows on axis 0: "
-                    "the model's rows are not independent, serve it with --max-batch-size 0"
-                )
 
     def _run(self) -> None:
         try:

@@ -24,7 +24,8 @@ Findings, from the best to the worst; only the first lets a model batch by itsel
 
 Test inputs are made from the declared shapes: dynamic dimensions get one size (the same everywhere), numbers
 come from a seeded generator. Few models accept any input, so sizes and ranges are tried until one runs; token
-ids must be small, masks 0 or 1, images large. The magnitude of floats grows from row to row, so that a scale
+ids must be small, masks 0 or 1, images large; strings are words that the model knows, numbers as text, or
+sentences. The magnitude of floats grows from row to row, so that a scale
 taken over the whole batch shows. A row's numbers do not depend on the batch it is in.
 """
 
@@ -86,12 +87,14 @@ def run_at_sizes(run: Run, sizes: Sequence[int]) -> Run:
 class Declared(NamedTuple):
     """An input or output as the file declares it. A dimension is a size, a symbol, or None (dynamic).
 
-    An empty shape is a scalar or, which ONNX Runtime does not tell apart, undeclared.
+    An empty shape is a scalar or, which ONNX Runtime does not tell apart, undeclared. `words`: what an input
+    of BYTES is tried with, such as a vocabulary; empty: WORDS.
     """
 
     name: str
     datatype: str
     shape: tuple[int | str | None, ...]
+    words: tuple[bytes, ...] = ()
 
 
 class Range(NamedTuple):
@@ -99,9 +102,32 @@ class Range(NamedTuple):
     high: float
     integers: int  # integers are in [0, integers)
     seed: int
+    text: str  # what strings are: words, numbers or sentences
 
 
-RANGES = (Range(-1.0, 1.0, 8, 0), Range(0.0, 1.0, 2, 1), Range(-1.0, 1.0, 50, 2), Range(0.0, 255.0, 256, 3))
+RANGES = (
+    Range(-1.0, 1.0, 8, 0, "words"),
+    Range(0.0, 1.0, 2, 1, "numbers"),
+    Range(-1.0, 1.0, 50, 2, "sentences"),
+    Range(0.0, 255.0, 256, 3, "words"),
+)
+WORDS = (
+    b"the",
+    b"Paris",
+    b"a",
+    b"b",
+    b"red",
+    b"blue",
+    b"yes",
+    b"no",
+    b"M",
+    b"F",
+    b"dog",
+    b"cat",
+    b"water",
+    b"7",
+)
+SENTENCE_WORDS = 5
 
 
 class Trial(NamedTuple):
@@ -163,8 +189,25 @@ def make_row(inputs: Sequence[Declared], row: int, trial: Trial) -> tuple[Array,
     arrays = []
     for number, tensor in enumerate(inputs):
         shape = _sizes(tensor.shape[:1], 1, ones) + _sizes(tensor.shape[1:], trial.size, ones)
-        arrays.append(_numbers(tensor.datatype, shape, number, row, trial.range))
+        if tensor.datatype == "BYTES":
+            arrays.append(_strings(tensor.words or WORDS, shape, number, row, trial.range))
+        else:
+            arrays.append(_numbers(tensor.datatype, shape, number, row, trial.range))
     return tuple(arrays)
+
+
+def _strings(words: Sequence[bytes], shape: Shape, number: int, row: int, numbers: Range) -> Array:
+    """Rows walk through the words from the same places, so that two words suffice to tell rows apart."""
+    random = np.random.default_rng([numbers.seed, number])
+    length = SENTENCE_WORDS if numbers.text == "sentences" else 1
+    places = random.integers(0, len(words), (prod(shape), length)) + row
+    array = np.empty(prod(shape), object)
+    for element, picked in enumerate(places.tolist()):
+        if numbers.text == "numbers":
+            array[element] = b"%d" % (picked[0] % 10)
+        else:
+            array[element] = b" ".join(words[place % len(words)] for place in picked)
+    return array.reshape(shape)
 
 
 def _numbers(datatype: str, shape: Shape, number: int, row: int, numbers: Range) -> Array:

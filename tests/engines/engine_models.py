@@ -14,6 +14,7 @@ from onnx import numpy_helper as nh
 Tensor = tuple[str, int, Sequence[Any] | None]  # name, element type, shape
 
 F = T.FLOAT
+ML = "ai.onnx.ml"
 
 
 def save(
@@ -27,7 +28,7 @@ def save(
         [h.make_tensor_value_info(*tensor) for tensor in outputs],
         [nh.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    domains = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft", 1)]
+    domains = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft", 1), h.make_opsetid(ML, 3)]
     path.write_bytes(h.make_model(graph, opset_imports=domains, ir_version=9).SerializeToString())
     return str(path)
 
@@ -103,3 +104,57 @@ def keeps_small_rows(path: Path) -> str:
         "limit": np.float32(1000),
     }
     return save(path, nodes, [("x", F, ["N", 4])], [("y", F, ["N", 4])], **constants)
+
+
+def strings(path: Path, shape: Sequence[Any] = ("N", 2)) -> str:
+    """y = x, strings."""
+    x, y = ("x", T.STRING, shape), ("y", T.STRING, shape)
+    return save(path, [h.make_node("Identity", ["x"], ["y"])], [x], [y])
+
+
+def labels(path: Path, axis0: Any = "N") -> str:
+    """x strings [N, 1] -> y INT64 [N, 1]: cat 1, dog 2, snow-\N{SNOWMAN} 3, others -1."""
+    numbers = {"cat": 1, "dog": 2, "snow-\N{SNOWMAN}": 3}
+    attributes = {"keys_strings": list(numbers), "values_int64s": list(numbers.values()), "default_int64": -1}
+    node = h.make_node("LabelEncoder", ["x"], ["y"], domain=ML, **attributes)
+    return save(path, [node], [("x", T.STRING, [axis0, 1])], [("y", T.INT64, [axis0, 1])])
+
+
+def names(path: Path, one: str | bytes = "cat") -> str:
+    """x INT64 [N, 1] -> y strings [N, 1]: 1 is `one`, 2 is dog, others are empty."""
+    attributes = {"keys_int64s": [1, 2], "values_strings": [one, "dog"], "default_string": ""}
+    node = h.make_node("LabelEncoder", ["x"], ["y"], domain=ML, **attributes)
+    return save(path, [node], [("x", T.INT64, ["N", 1])], [("y", T.STRING, ["N", 1])])
+
+
+def strings_and_numbers(path: Path) -> str:
+    """s strings [N, 2], x FP32 [N, 3] -> t strings [N, 2], y = 2x FP32 [N, 3]."""
+    nodes = [h.make_node("Identity", ["s"], ["t"]), h.make_node("Add", ["x", "x"], ["y"])]
+    inputs = [("s", T.STRING, ["N", 2]), ("x", F, ["N", 3])]
+    return save(path, nodes, inputs, [("t", T.STRING, ["N", 2]), ("y", F, ["N", 3])])
+
+
+def counted_words(path: Path) -> str:
+    """x strings [N, s] -> y FP32 [N, 3]: how often red, green and blue are in a row."""
+    attributes = {
+        "mode": "TF",
+        "min_gram_length": 1,
+        "max_gram_length": 1,
+        "max_skip_count": 0,
+        "ngram_counts": [0],
+        "ngram_indexes": [0, 1, 2],
+        "pool_strings": ["red", "green", "blue"],
+    }
+    node = h.make_node("TfIdfVectorizer", ["x"], ["y"], **attributes)
+    return save(path, [node], [("x", T.STRING, ["N", "s"])], [("y", F, ["N", 3])])
+
+
+def zip_map(path: Path) -> str:
+    """x FP32 [N, 2] -> a sequence of maps, as classifiers of skl2onnx have it."""
+    node = h.make_node("ZipMap", ["x"], ["y"], domain=ML, classlabels_int64s=[0, 1])
+    map_type = h.make_map_type_proto(T.INT64, h.make_tensor_type_proto(F, []))
+    y = h.make_value_info("y", h.make_sequence_type_proto(map_type))
+    graph = h.make_graph([node], "test", [h.make_tensor_value_info("x", F, ["N", 2])], [y])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17), h.make_opsetid(ML, 3)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return str(path)

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastqueue import BatchFormer, FrontLane, InputArena
+from service.engines.base import Instance, open_engine
 from service.models.spec import ModelSpec, numpy_dtype
+from service.models.wanted import Wanted
+from service.worker.launcher import run_batch
 
 
 class ModelQueue:
@@ -58,6 +61,26 @@ class ModelQueue:
                 for tensor, (shape, raw) in zip(self.spec.outputs, done.outputs, strict=True)
             ]
         return found
+
+
+class OnnxQueue(ModelQueue):
+    """With one instance of the onnxruntime engine, that runs its model."""
+
+    def __init__(self, path: str, **wanted) -> None:
+        engine = open_engine(path, name="m", wanted=Wanted(**wanted))
+        super().__init__(engine.spec)
+        self.instance: Instance = engine.create_instance(0)
+
+    def run(self) -> list[int]:
+        """Executes batches until none is left: their rows."""
+        sizes = []
+        self.former.step()
+        while (batch := self.former.try_batch(self.streams[0])) is not None:
+            assert batch.check()
+            sizes.append(batch.rows)
+            run_batch(batch, self.instance, "m")
+            self.former.step()
+        return sizes
 
 
 def _array(datatype: str, shape: tuple[int, ...], raw: bytes) -> np.ndarray:

@@ -7,33 +7,7 @@ from pathlib import Path
 import engine_models as models
 import numpy as np
 import pytest
-from engine_queue import ModelQueue
-
-from service.engines.base import EngineError, Instance, open_engine
-from service.models.wanted import Wanted
-
-
-class Queue(ModelQueue):
-    """With the engine that runs its model."""
-
-    def __init__(self, path: str, max_batch_size: int | None = None) -> None:
-        engine = open_engine(path, name="m", wanted=Wanted(max_batch_size=max_batch_size))
-        super().__init__(engine.spec)
-        self.instance: Instance = engine.create_instance(0)
-
-    def run(self) -> list[int]:
-        """Executes batches until none is left: their rows."""
-        sizes = []
-        self.former.step()
-        while (batch := self.former.try_batch(self.streams[0])) is not None:
-            assert batch.check()
-            sizes.append(batch.rows)
-            try:
-                self.instance.execute(batch)
-            except EngineError as error:
-                batch.fail(13, str(error))
-            self.former.step()
-        return sizes
+from engine_queue import OnnxQueue as Queue
 
 
 def floats(rows: int, width: int, start: int) -> np.ndarray:

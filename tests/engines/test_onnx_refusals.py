@@ -65,14 +65,6 @@ def test_an_unknown_operator_is_named(path: Path) -> None:
     assert "Sinister" in refusal(path)
 
 
-@pytest.mark.parametrize(("element_type", "name"), [(T.STRING, "BYTES")])
-def test_a_datatype_that_is_not_served_yet_is_named(path: Path, element_type: int, name: str) -> None:
-    models.identity(path, element_type)
-    text = refusal(path)
-    assert f"input 'x' has datatype {name}, which is not served yet" in text
-    assert f"output 'y' has datatype {name}, which is not served yet" in text
-
-
 def test_a_sequence_is_named(path: Path) -> None:
     node = models.h.make_node("SequenceConstruct", ["x"], ["y"])
     sequence = models.h.make_tensor_sequence_value_info("y", models.F, None)
@@ -82,6 +74,21 @@ def test_a_sequence_is_named(path: Path) -> None:
     model = models.h.make_model(graph, opset_imports=[models.h.make_opsetid("", 17)], ir_version=9)
     path.write_bytes(model.SerializeToString())
     assert "output 'y' has type seq(tensor(float)); expected a tensor of BOOL" in refusal(path)
+
+
+def test_maps_are_named_and_how_to_be_without_them(path: Path) -> None:
+    models.zip_map(path)
+    text = refusal(path)
+    assert "output 'y' has type seq(map(int64,tensor(float))); expected a tensor of BOOL" in text
+    assert text.endswith("export the model without ZipMap (skl2onnx: zipmap=False)")
+
+
+def test_strings_beside_bf16(path: Path) -> None:
+    nodes = [models.h.make_node("Identity", [x], [y]) for x, y in (("s", "t"), ("b", "c"))]
+    s, t = (("s", T.STRING, ["N", 1]), ("t", T.STRING, ["N", 1]))
+    b, c = (("b", T.BFLOAT16, ["N", 1]), ("c", T.BFLOAT16, ["N", 1]))
+    models.save(path, nodes, [s, b], [t, c])
+    assert "it has tensors of both BYTES and BF16; expected one of them at most" in refusal(path)
 
 
 def test_too_many_dimensions(path: Path) -> None:
