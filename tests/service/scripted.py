@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from service.engines.strings import packed, unpacked
 from service.models.spec import ModelSpec, TensorSpec, numpy_dtype
 
 LIMIT_S = 60.0
@@ -111,14 +112,26 @@ class ScriptedInstance:
         inputs = [self._gather(batch, i, spec) for i, spec in enumerate(engine.spec.inputs)]
         batch.mark_input_done()
         outputs = [np.ascontiguousarray(array) for array in engine.compute(*inputs)]
-        addresses = batch.reserve([array.nbytes // batch.rows for array in outputs])
+        made = [self._made(array, batch.rows) for array in outputs]
+        addresses = batch.reserve([size for _, size in made])
         batch.mark_compute_done()
-        for address, array in zip(addresses, outputs, strict=True):
-            ctypes.memmove(address, array.ctypes.data, array.nbytes)
+        for address, (data, _) in zip(addresses, made, strict=True):
+            ctypes.memmove(address, data, len(data))
         batch.complete([array.shape for array in outputs])
 
     @staticmethod
+    def _made(array: np.ndarray, rows: int) -> tuple[bytes, int | np.ndarray]:
+        """The bytes of an output, and what `reserve` has to know of them."""
+        if array.dtype.kind == "O":
+            return packed(array, rows)
+        return array.tobytes(), array.nbytes // rows
+
+    @staticmethod
     def _gather(batch, index: int, spec: TensorSpec) -> np.ndarray:
+        if spec.datatype == "BYTES":
+            memory = np.empty(batch.input_bytes(index) + 1, np.uint8)
+            batch.gather(index, memory.ctypes.data, memory.nbytes)
+            return unpacked(memory[:-1].data, batch.input_shape(index))
         array = np.empty(batch.input_shape(index), numpy_dtype(spec.datatype))
         assert array.nbytes == batch.input_bytes(index)
         if array.nbytes:

@@ -72,6 +72,17 @@ def test_fp16_and_bool(client):
     assert np.array_equal(result.as_numpy("nb"), ~b)
 
 
+def test_strings(client):
+    spec = model_spec("same", [tensor("s", "BYTES", -1)], [tensor("t", "BYTES", -1)], max_batch_size=4)
+    engine = ScriptedEngine(spec, lambda s: [s])
+    _, c = client(engine)
+    s = np.array([[b"\xff\xfe", "größe".encode()], [b"", b"a\0b"]] * 5, np.object_)
+    result = c.infer("same", [infer_input(s, "s", "BYTES")])
+    assert np.array_equal(result.as_numpy("t"), s)
+    assert sorted(engine.batches) == [2, 4, 4]
+    assert c.infer("same", [infer_input(s[:4, :0], "s", "BYTES")]).as_numpy("t").shape == (4, 0)
+
+
 def test_async_infer_calls_back(client):
     _, c = client(affine())
     answers: SimpleQueue = SimpleQueue()

@@ -13,6 +13,7 @@ import numpy as np
 from waiting import LIMIT_S, wait_until
 
 from service._pb import inference as pb
+from service.engines.strings import packed, unpacked
 from service.models.spec import datatype_of_numpy
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -23,7 +24,9 @@ def infer_request(model: str, outputs: Iterable[str] = (), version: str = "", id
     request = pb.ModelInferRequest(model_name=model, model_version=version, id=id)
     for name, array in arrays.items():
         request.inputs.add(name=name, datatype=datatype_of_numpy(array.dtype), shape=array.shape)
-        request.raw_input_contents.append(array.tobytes())
+        request.raw_input_contents.append(
+            packed(array, 1).wire if array.dtype.kind == "O" else array.tobytes()
+        )
     for name in outputs:
         request.outputs.add(name=name)
     return request
@@ -32,6 +35,17 @@ def infer_request(model: str, outputs: Iterable[str] = (), version: str = "", id
 def output(response: Any, index: int = 0, dtype: Any = np.float32) -> np.ndarray:
     """An output of a response, from its raw contents."""
     return np.frombuffer(response.raw_output_contents[index], dtype).reshape(response.outputs[index].shape)
+
+
+def strings(values: Any) -> np.ndarray:
+    """An array of BYTES."""
+    return np.array(values, object)
+
+
+def string_output(response: Any, index: int = 0) -> np.ndarray:
+    """An output of BYTES of a response."""
+    raw, shape = response.raw_output_contents[index], tuple(response.outputs[index].shape)
+    return unpacked(memoryview(raw), shape)
 
 
 def rows(count: int, first: float = 0.0, width: int = 4) -> np.ndarray:
