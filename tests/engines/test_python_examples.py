@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_fakes import FakeBatch
+from engine_queue import ModelQueue, objects
 
 from service.engines.python import PythonInstance, open_python_model
 from service.models import modelconfig
+from service.worker.launcher import run_batch
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "python_models"
 
@@ -58,3 +60,26 @@ def test_a_classifier_that_is_trained_when_it_is_loaded(capfd: pytest.CaptureFix
     means = np.stack([table[labels == label, :4].mean(axis=0) for label in range(3)])
     np.testing.assert_allclose(distances[0], np.linalg.norm(features[0] - means, axis=1))
     assert "60 measurements of 3 classes" in capfd.readouterr().err
+
+
+def test_texts_become_ids_and_masks() -> None:
+    texts = ["The trains are running, slowly!", "", "caf\u00e9 \N{SNOWMAN} quux", "hello " * 50]
+    ends = ["[SEP]"] + ["[PAD]"] * 32
+    expected = [
+        ["[CLS]", "the", "train", "##s", "are", "run", "##ning", ",", "slow", "##ly", "!", *ends],
+        ["[CLS]", *ends],
+        ["[CLS]", "caf\u00e9", "[UNK]", "[UNK]", *ends],
+        ["[CLS]", *["hello"] * 30, *ends],
+    ]
+    vocabulary = (FOLDER / "tokenizer/1/vocabulary.txt").read_text("utf-8").split()
+    with example("tokenizer") as instance:
+        queue = ModelQueue(instance._spec)
+        slot = queue.submit(objects([text.encode() for text in texts], (4, 1)))
+        queue.former.step()
+        batch = queue.former.try_batch(queue.streams[0])
+        assert batch is not None and batch.check()
+        run_batch(batch, instance, "tokenizer")
+    ids, mask, tokens = queue.answers()[slot]
+    assert [[token.decode() for token in row] for row in tokens] == [row[:32] for row in expected]
+    assert [[vocabulary[number] for number in row] for row in ids] == [row[:32] for row in expected]
+    assert mask.tolist() == [[int(token != "[PAD]") for token in row[:32]] for row in expected]
