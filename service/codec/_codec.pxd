@@ -34,6 +34,8 @@ cdef extern from "hr_spec.h" nogil:
         int64_t dims[8]
         bint reshaped
         hr_form model
+        hr_view labels
+        hr_view label_ends
     ctypedef struct hr_spec:
         hr_view name
         hr_view version
@@ -120,6 +122,7 @@ cdef extern from "hr_validate.h" nogil:
         bint empty_final
         hr_bound_input inputs[64]
         uint8_t outputs[64]
+        uint32_t classes[64]
     int hr_validate(const hr_spec *spec, const hr_request *request, hr_bound *out, hr_error *err) noexcept
 
 

@@ -5,6 +5,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memset
 
 import struct
+from itertools import accumulate
 
 from service.codec.errors import RequestError
 
@@ -68,6 +69,15 @@ cdef int fill_draft(hr_spec *draft, object model, int id, int worker, list strin
     draft.id, draft.worker, draft.max_batch_size = id, worker, model.max_batch_size
     draft.input_count = fill_tensors(draft.inputs, model.inputs, strings)
     draft.output_count = fill_tensors(draft.outputs, model.outputs, strings)
+    for i, tensor in enumerate(model.outputs[:HR_MAX_TENSORS]):
+        fill_labels(&draft.outputs[i], tensor.labels, strings)
+    return 0
+
+
+cdef int fill_labels(hr_tensor_spec *out, object labels, list strings) except -1:
+    cdef list encoded = [label.encode("utf-8", "surrogateescape") for label in labels]
+    strings += [b"".join(encoded), struct.pack(f"={len(encoded)}I", *accumulate(map(len, encoded)))]
+    out.labels, out.label_ends = view(strings[len(strings) - 2]), view(strings[len(strings) - 1])
     return 0
 
 
@@ -220,6 +230,7 @@ def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
             if spec.ptr.max_batch_size > 0 and spec.ptr.inputs[i].datatype == HR_BYTES_DATATYPE
         },
         "outputs": [bound.outputs[i] for i in range(bound.output_count)],
+        "classes": [bound.classes[i] for i in range(bound.output_count)],
         "timeout_us": bound.timeout_us,
         "priority": bound.priority,
         "empty_final": bool(bound.empty_final),

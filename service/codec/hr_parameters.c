@@ -95,17 +95,30 @@ static int check_request(const hr_request *request, hr_bound *out, hr_error *err
     return check_sequence(known, err);
 }
 
-static int check_tensor(hr_params walk, const char *what, hr_view name, bool output, hr_error *err) {
+/* Of the known parameters of a tensor, *classes is the last one of that name; it may be NULL. */
+static int check_tensor(hr_params walk, const char *what, hr_view name, hr_param *classes, hr_error *err) {
     hr_param param;
     while (hr_params_next(&walk, &param)) {
-        const char *wanted = NULL;
-        if (hr_view_starts(param.key, "shared_memory_")) wanted = "shared memory";
-        if (output && hr_view_says(param.key, "classification")) wanted = "classification";
-        if (wanted != NULL)
+        if (hr_view_starts(param.key, "shared_memory_"))
             return hr_fail(err, HR_UNIMPLEMENTED,
-                           "parameter '%.*s' of %s '%.*s' asks for %s, which this server does not have",
-                           HR_NAME(param.key), what, HR_NAME(name), wanted);
+                           "parameter '%.*s' of %s '%.*s' asks for shared memory, which this server does not have",
+                           HR_NAME(param.key), what, HR_NAME(name));
+        if (classes != NULL && hr_view_says(param.key, "classification")) *classes = param;
     }
+    return 0;
+}
+
+static int check_output(const hr_requested *output, uint32_t *classes, hr_error *err) {
+    hr_param asked = {0};
+    if (check_tensor(hr_requested_params(output), "output", output->name, &asked, err) < 0) return -1;
+    if (!came(&asked)) return 0;
+    if (asked.kind != HR_KIND_INT64) return wrong_kind(&asked, "int64_param (how many classes)", err);
+    int64_t count = (int64_t)asked.number;
+    if (count < 1)
+        return hr_fail(err, HR_INVALID_ARGUMENT,
+                       "parameter 'classification' of output '%.*s': expected 1 class or more, got %lld",
+                       HR_NAME(output->name), (long long)count);
+    *classes = count > UINT32_MAX ? UINT32_MAX : (uint32_t)count; /* no output has as many */
     return 0;
 }
 
@@ -114,16 +127,16 @@ int hr_check_parameters(const hr_request *request, hr_bound *out, hr_error *err)
     out->priority = 0;
     out->empty_final = false;
     out->unordered = false;
+    memset(out->classes, 0, sizeof out->classes);
     if (request->parameters > 0 && check_request(request, out, err) < 0) return -1;
     for (uint64_t i = 0; i < request->input_count && i < HR_MAX_TENSORS; i++) {
         const hr_input *input = &request->inputs[i];
         if (input->parameters == 0) continue;
-        if (check_tensor(hr_input_params(input), "input", input->name, false, err) < 0) return -1;
+        if (check_tensor(hr_input_params(input), "input", input->name, NULL, err) < 0) return -1;
     }
     for (uint64_t i = 0; i < request->output_count && i < HR_MAX_TENSORS; i++) {
         const hr_requested *output = &request->outputs[i];
-        if (output->parameters == 0) continue;
-        if (check_tensor(hr_requested_params(output), "output", output->name, true, err) < 0) return -1;
+        if (output->parameters > 0 && check_output(output, &out->classes[i], err) < 0) return -1;
     }
     return 0;
 }

@@ -8,7 +8,7 @@
  *            triton_*      any other one: refused, as Triton does
  *            any other key bool_param, int64_param, string_param or double_param
  *   input    shared_memory_region, _byte_size, _offset: not built; others mean nothing
- *   output   the same, and classification: not built; others (binary_data) mean nothing over gRPC
+ *   output   the same; classification   int64_param above 0, how many classes; others (binary_data) mean nothing over gRPC
  *
  * What is not built is refused by name with UNIMPLEMENTED: to ignore it would be a wrong answer.
  *
@@ -21,7 +21,8 @@
 
 #include "hr_validate.h"
 
-/* 0, or -1 with *err. Fills in timeout_us, priority, empty_final and unordered. */
+/* 0, or -1 with *err. Fills in timeout_us, priority, empty_final, unordered, and the classes in the order of the
+ * request's outputs. */
 int hr_check_parameters(const hr_request *request, hr_bound *out, hr_error *err);
 
 #endif

@@ -40,6 +40,30 @@ static uint64_t number_of(hr_view text) {
     return n;
 }
 
+static uint32_t label_end(const hr_tensor_spec *t, uint64_t index) {
+    uint32_t end;
+    memcpy(&end, t->label_ends.data + index * sizeof end, sizeof end);
+    return end;
+}
+
+hr_view hr_label(const hr_tensor_spec *t, uint64_t index) {
+    if (index >= t->label_ends.length / sizeof(uint32_t)) return (hr_view){0};
+    uint32_t start = index ? label_end(t, index - 1) : 0;
+    return (hr_view){t->labels.data + start, label_end(t, index) - start};
+}
+
+static int check_labels(const hr_spec *spec, const hr_tensor_spec *t, hr_error *err) {
+    uint32_t at = 0;
+    bool good = true;
+    for (uint64_t i = 0; i < t->label_ends.length / sizeof(uint32_t); i++) {
+        good &= label_end(t, i) >= at;
+        at = label_end(t, i);
+    }
+    if (good && at == t->labels.length) return 0;
+    return hr_fail(err, HR_INVALID_ARGUMENT, "model '%.*s': the labels of output '%.*s' do not end where they should",
+                   HR_NAME(spec->name), HR_NAME(t->name));
+}
+
 static int check_reshape(const hr_spec *spec, const char *what, const hr_tensor_spec *t, uint32_t most,
                          hr_error *err) {
     hr_form wire = hr_wire_form(t);
@@ -78,7 +102,7 @@ static int check_tensors(const hr_spec *spec, const char *what, const hr_tensor_
                 return hr_fail(err, HR_INVALID_ARGUMENT,
                                "model '%.*s': %s '%.*s': expected dimensions of -1 or more, got %lld",
                                HR_NAME(spec->name), what, HR_NAME(t->name), (long long)t->dims[d]);
-        if (check_reshape(spec, what, t, most, err) < 0) return -1;
+        if (check_reshape(spec, what, t, most, err) < 0 || check_labels(spec, t, err) < 0) return -1;
     }
     return 0;
 }
@@ -99,12 +123,16 @@ static uint32_t strings_of(hr_spec *spec, hr_view **out) {
     out[n++] = &spec->name;
     out[n++] = &spec->version;
     for (uint32_t i = 0; i < spec->input_count; i++) out[n++] = &spec->inputs[i].name;
-    for (uint32_t i = 0; i < spec->output_count; i++) out[n++] = &spec->outputs[i].name;
+    for (uint32_t i = 0; i < spec->output_count; i++) {
+        out[n++] = &spec->outputs[i].name;
+        out[n++] = &spec->outputs[i].labels;
+        out[n++] = &spec->outputs[i].label_ends;
+    }
     return n;
 }
 
 hr_spec *hr_spec_new(const hr_spec *draft, hr_error *err) {
-    hr_view *strings[2 + 2 * HR_MAX_TENSORS];
+    hr_view *strings[2 + 4 * HR_MAX_TENSORS];
     size_t bytes = sizeof(hr_spec);
     if (check_spec(draft, err) < 0) return NULL;
     hr_spec copy = *draft;
@@ -121,7 +149,7 @@ hr_spec *hr_spec_new(const hr_spec *draft, hr_error *err) {
     uint8_t *at = (uint8_t *)(spec + 1);
     count = strings_of(spec, strings);
     for (uint32_t i = 0; i < count; i++) {
-        memcpy(at, strings[i]->data, strings[i]->length);
+        if (strings[i]->length > 0) memcpy(at, strings[i]->data, strings[i]->length);
         strings[i]->data = at;
         at += strings[i]->length;
     }

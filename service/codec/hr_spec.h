@@ -44,7 +44,12 @@ typedef struct hr_tensor_spec {
     int64_t dims[HR_MAX_RANK]; /* -1: any size */
     bool reshaped;             /* the model has another form than the wire: */
     hr_form model;
+    hr_view labels;     /* of an output's classes, one behind the other */
+    hr_view label_ends; /* where in `labels` each ends: a uint32_t for each */
 } hr_tensor_spec;
+
+/* The label of a class; empty where it has none. */
+hr_view hr_label(const hr_tensor_spec *t, uint64_t index);
 
 static inline hr_form hr_wire_form(const hr_tensor_spec *t) {
     hr_form form = {.rank = t->rank};

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "hr_classes.h"
 #include "hr_parameters.h"
 #include "hr_strings.h"
 
@@ -290,6 +291,15 @@ static int bind_inputs(const check *c) {
 
 /* ---- outputs ---- */
 
+static int check_classes(const check *c, int index, uint32_t classes) {
+    const hr_tensor_spec *t = &c->spec->outputs[index];
+    if (classes == 0 || hr_can_classify(t->datatype)) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "class result not available for output '%.*s' of model '%.*s' due to unsupported type '%.*s': expected "
+                   "the parameter 'classification' for numeric outputs alone",
+                   HR_NAME(t->name), MODEL(c), HR_NAME(hr_datatype_name(t->datatype)));
+}
+
 static int bind_outputs(const check *c) {
     const hr_request *r = c->request;
     uint64_t named = 0;
@@ -303,8 +313,10 @@ static int bind_outputs(const check *c) {
         if (index < 0)
             return hr_fail(c->err, HR_INVALID_ARGUMENT, "unexpected inference output '%.*s' for model '%.*s'",
                            HR_NAME(r->outputs[i].name), MODEL(c));
+        if (check_classes(c, index, c->out->classes[i]) < 0) return -1;
         if (named & (1ull << index)) continue;
         named |= 1ull << index;
+        c->out->classes[c->out->output_count] = c->out->classes[i]; /* not behind where it was */
         c->out->outputs[c->out->output_count++] = (uint8_t)index;
     }
     if (r->output_count > 0) return 0;

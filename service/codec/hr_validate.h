@@ -7,7 +7,7 @@
  *   where the data is: one raw entry per input in the order of the request's inputs, or typed contents in every input
  *   each input, in the model's order: datatype, shape, rows (all inputs agree), bytes or elements (hr_typed.h,
  *   hr_strings.h)
- *   requested outputs by name; one that is named twice is answered once
+ *   requested outputs by name; one that is named twice is answered once, as it was first asked for
  *
  * More rows than the model's maximum batch are fine: the queue splits and joins. A request whose rows hold no bytes at
  * all may not have more than that maximum, for nothing in the message pays for the work of more.
@@ -44,6 +44,7 @@ typedef struct hr_bound {
     bool unordered;     /* headrace_unordered: on a stream, the answer need not wait for its turn */
     hr_bound_input inputs[HR_MAX_TENSORS]; /* in the model's order */
     uint8_t outputs[HR_MAX_TENSORS];       /* the model's indexes, in the order of the answer */
+    uint32_t classes[HR_MAX_TENSORS]; /* of each of them: how many classes are asked for, 0: the output itself */
 } hr_bound;
 
 /* 0, or -1 with *err. */

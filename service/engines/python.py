@@ -99,7 +99,8 @@ def open_python_model(path: str, *, name: str, version: str, wanted: Wanted) -> 
 
 def _tensors(wanted: Sequence[WantedTensor]) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(tensor.name, tensor.datatype, tensor.dims or (), tensor.reshape) for tensor in wanted
+        TensorSpec(tensor.name, tensor.datatype, tensor.dims or (), tensor.reshape, tensor.labels)
+        for tensor in wanted
     )
 
 

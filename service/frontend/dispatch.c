@@ -67,6 +67,7 @@ static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call 
     p->stream = call->stream;
     p->output_count = (uint8_t)bound->output_count;
     memcpy(p->outputs, bound->outputs, bound->output_count);
+    memcpy(p->classes, bound->classes, bound->output_count * sizeof *bound->classes);
     p->state = HR_WAITING;
     p->timer.place = 0;
     d->outstanding++;
@@ -325,6 +326,7 @@ int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
 
 void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer) {
     if (!answer->held) return;
+    hr_answer_free_texts(answer);
     hr_lane *lane = &d->lanes[answer->lane];
     retire(d, lane, &lane->pending[answer->slot], &answer->completion);
 }

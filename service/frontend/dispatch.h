@@ -43,7 +43,10 @@
 #include "hr_error.h"
 #include "hr_spec.h"
 
-enum { HR_MAX_LANES = 64 };
+enum {
+    HR_MAX_LANES = 64,
+    HR_MAX_CLASSES = 1 << 20 /* of one answer: this thread writes their texts, and others wait meanwhile */
+};
 
 typedef struct hr_dispatch hr_dispatch;
 
@@ -113,6 +116,9 @@ typedef struct hr_answer {
     uint32_t slot;
     hr_output outputs[HR_MAX_TENSORS];
     int64_t dims[HR_MAX_TENSORS][HR_MAX_RANK];
+    uint64_t classes; /* texts of classes in it; their memory is freed with the answer */
+    uint32_t text_count;
+    uint8_t *texts[HR_MAX_TENSORS];
 } hr_answer;
 
 /* The next answer: 1, and it must be retired; or 0 when there is none. `now_ns` decides which deadlines have passed. */

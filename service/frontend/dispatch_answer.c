@@ -14,6 +14,8 @@ void hr_answer_names(hr_answer *out, const hr_pending *p) {
     out->response.model_name = p->spec->name;
     out->response.model_version = p->spec->version;
     out->response.id = (hr_view){p->id, p->id_length};
+    out->classes = 0;
+    out->text_count = 0;
 }
 
 static bool within(fq_extent e, uint64_t bytes) {
@@ -37,6 +39,7 @@ static const char *copy_slice(const hr_lane *lane, const hr_pending *p, const fq
     memcpy(slice, from, sizeof *slice);
     if (slice->index != index) return "an output is missing";
     if (slice->rank > HR_MAX_RANK) return "an output has too many dimensions";
+    if (slice->rank == 0 && p->spec->max_batch_size > 0) return "an output has no rows";
     if (slice->data.length > 0 && !within(slice->data, lane->output_bytes)) return "an output lies outside its arena";
     if (!sizes_agree(slice, p->spec->outputs[index].datatype, lane->output)) return "an output's shape and size disagree";
     return NULL;
@@ -96,5 +99,6 @@ void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p,
         }
         if (reshape(out, p, &slice) < 0) return;
         add_output(out, lane, p, &slice);
+        if (p->classes[i] > 0 && hr_answer_classes(out, p, &p->spec->outputs[slice.index], p->classes[i]) < 0) return;
     }
 }

@@ -35,6 +35,7 @@ typedef struct hr_pending {
     uint8_t output_count;
     bool stream;
     uint8_t outputs[HR_MAX_TENSORS];
+    uint32_t classes[HR_MAX_TENSORS];
     uint8_t id_inline[HR_ID_INLINE];
     fq_extent blocks[FQ_FILL_BLOCKS];
 } hr_pending;
@@ -84,5 +85,9 @@ void hr_answer_names(hr_answer *out, const hr_pending *p);
 
 /* Fills in the outputs of a completion without an error; out->code says when the worker wrote nonsense. */
 void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p, fq_extent at);
+
+/* Puts the best classes in place of the output that was added last, at most `most` per row. 0, or -1 with out->code. */
+int hr_answer_classes(hr_answer *out, const hr_pending *p, const hr_tensor_spec *spec, uint32_t most);
+void hr_answer_free_texts(const hr_answer *answer);
 
 #endif

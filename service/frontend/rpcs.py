@@ -23,7 +23,7 @@ from service.frontend.catalog import Catalog, Entry
 from service.models import spec as model_spec
 
 SERVICE = "inference.GRPCInferenceService"
-EXTENSIONS = ("model_configuration", "statistics", "binary_tensor_data")
+EXTENSIONS = ("classification", "model_configuration", "statistics", "binary_tensor_data")
 
 _NO_CONTROL = "this server serves the models it was started with; loading and unloading is not built"
 _NO_SHARED_MEMORY = "shared memory regions are not built in this server; send tensors in raw_input_contents"

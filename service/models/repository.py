@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from service.models import modelconfig
+from service.models.labels import MAX_LABEL_BYTES, with_labels
 from service.models.modelconfig import MODEL_FILES, PLATFORMS, ConfigFault, Defaults
 from service.models.wanted import Wanted
 
@@ -59,6 +60,10 @@ def find(paths: Sequence[str], defaults: Defaults) -> tuple[list[Found], list[st
     if len(found) > MAX_MODELS:
         what = f"{len(found)} models and versions were given; a worker has room for {MAX_MODELS}"
         faults.append(f"{what}: serve fewer, or fewer versions of each (version_policy)")
+    labels = sum(len(label) for model in found for tensor in model.wanted.outputs for label in tensor.labels)
+    if labels > MAX_LABEL_BYTES:
+        what = f"the label files of all models have {labels} bytes in all"
+        faults.append(f"{what}; at most {MAX_LABEL_BYTES} are served: serve fewer models with labels")
     return found, faults
 
 
@@ -165,6 +170,7 @@ def _read_config(folder: Path, defaults: Defaults) -> tuple[Any, Wanted]:
     try:
         parsed = modelconfig.parse(data)
         wanted = modelconfig.wanted_from(parsed, defaults)
+        wanted = replace(wanted, outputs=with_labels(folder, parsed.message.output, wanted.outputs))
     except ConfigFault as fault:
         raise ConfigFault(f"{CONFIG_FILE}: {fault}") from fault
     if (name := parsed.message.name) not in ("", folder.name):

@@ -112,12 +112,14 @@ class TensorSpec:
     Attributes:
         datatype: an OIP name, a key of DATATYPES. dims: on the wire, without the batch axis where the model
         batches; -1 is dynamic. reshape: the model's dims where they are others; None: they are `dims`.
+        labels: of an output's classes, by their indexes; bytes that are not UTF-8 as surrogates.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def model_dims(self) -> tuple[int, ...]:

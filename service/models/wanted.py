@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from service.models.probe import Declared, is_dynamic
 from service.models.spec import ModelSpec, TensorSpec
@@ -21,13 +22,14 @@ from service.models.spec import ModelSpec, TensorSpec
 class WantedTensor:
     """What a config says of an input or output; an empty datatype, and dims of None, say nothing.
 
-    `dims` and `reshape` as in TensorSpec; a reshape comes with dims.
+    `dims`, `reshape` and `labels` as in TensorSpec; a reshape comes with dims.
     """
 
     name: str
     datatype: str = ""
     dims: tuple[int, ...] | None = None
     reshape: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def model_dims(self) -> tuple[int, ...] | None:
@@ -107,20 +109,24 @@ def disagreements(wanted: Wanted, spec: ModelSpec) -> list[str]:
 
 
 def as_served(wanted: Wanted, spec: ModelSpec) -> ModelSpec:
-    """The spec with its tensors in the form that the user gives them on the wire."""
+    """The spec with its tensors in the form that the user gives them on the wire, and with their labels."""
     inputs, outputs = _as_served(wanted.inputs, spec.inputs), _as_served(wanted.outputs, spec.outputs)
     return replace(spec, inputs=inputs, outputs=outputs)
 
 
 def _as_served(said: Sequence[WantedTensor], tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     by_name = {tensor.name: tensor for tensor in said}
-    return tuple(_reshaped(tensor, by_name.get(tensor.name)) for tensor in tensors)
+    nothing = WantedTensor("")
+    return tuple(_one_as_served(by_name.get(tensor.name, nothing), tensor) for tensor in tensors)
 
 
-def _reshaped(tensor: TensorSpec, said: WantedTensor | None) -> TensorSpec:
-    if said is None or said.dims is None or said.reshape is None:
+def _one_as_served(said: WantedTensor, tensor: TensorSpec) -> TensorSpec:
+    if said.dims is not None and said.reshape is not None:
+        tensor = replace(tensor, dims=said.dims, reshape=said.reshape)
+    if not said.labels:
         return tensor
-    return replace(tensor, dims=said.dims, reshape=said.reshape)
+    classes = prod(tensor.dims) if tensor.is_fixed else len(said.labels)
+    return replace(tensor, labels=said.labels[:classes])
 
 
 def _batch_faults(wanted: Wanted, spec: ModelSpec) -> list[str]:

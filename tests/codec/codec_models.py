@@ -17,6 +17,7 @@ class Tensor:
     datatype: str = "FP32"
     dims: tuple[int, ...] = (4,)
     reshape: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def model_dims(self) -> tuple[int, ...]:

@@ -112,13 +112,14 @@ def test_shared_memory_is_refused_by_name(key: str) -> None:
     assert f"parameter '{key}' of output 'Y' asks for shared memory" in refused(message).message
 
 
-def test_classification_is_refused_and_other_keys_of_tensors_mean_nothing() -> None:
+def test_classification_and_other_keys_of_tensors_that_mean_nothing() -> None:
     message = request()
     message.inputs[0].parameters["classification"].int64_param = 1
     output = message.outputs.add(name="Y")
     output.parameters["binary_data"].bool_param = False
-    assert validate(message)["outputs"] == [1]
+    assert (validate(message)["outputs"], validate(message)["classes"]) == ([1], [0])
     output.parameters["classification"].int64_param = 2
-    error = refused(message)
-    assert error.code == UNIMPLEMENTED
-    assert "parameter 'classification' of output 'Y' asks for classification" in error.message
+    message.outputs.add(name="Y").parameters["classification"].int64_param = 3
+    message.outputs.add(name="X").parameters["classification"].int64_param = 2**40
+    bound = validate(message)
+    assert (bound["outputs"], bound["classes"]) == ([1, 0], [2, 2**32 - 1])

@@ -46,6 +46,7 @@ def test_a_scalar_and_a_model_without_inputs() -> None:
         "shapes": [],
         "row_ends": {},
         "outputs": [],
+        "classes": [0, 0, 0],
         "timeout_us": 0,
         "priority": 0,
         "empty_final": False,

@@ -94,7 +94,7 @@ class Worker:
     def execute(self, batch: Batch, spec: ModelSpec) -> None:
         total = sum(self._input(batch, i) for i in range(len(spec.inputs)))
         results = [np.ascontiguousarray(total * place, "<f4") for place in range(1, len(spec.outputs) + 1)]
-        rows = batch.rows if spec.max_batch_size else 1
+        rows = max(1, batch.rows) if spec.max_batch_size else 1
         addresses = batch.reserve([r.nbytes // rows for r in results])
         for address, result in zip(addresses, results, strict=True):
             ctypes.memmove(address, result.ctypes.data, result.nbytes)

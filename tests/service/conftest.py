@@ -14,12 +14,28 @@ from wire import Wire
 
 from service.config import FRONTENDS, ServeConfig
 from service.inprocess import InProcess, running
+from service.worker.__main__ import open_engines
 
 
 @pytest.fixture(params=FRONTENDS)
 def frontend(request: pytest.FixtureRequest) -> str:
     """The front end under test."""
     return request.param
+
+
+@pytest.fixture
+def serve_paths(frontend: str) -> Iterator[Callable[..., Wire]]:
+    """serve_paths(*paths): a client of a running service on these repositories and files, as they are now."""
+    with ExitStack() as stack:
+
+        def start(*paths: object) -> Wire:
+            sizes = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0}
+            config = ServeConfig(tuple(map(str, paths)), frontend=frontend, **sizes)
+            wire = Wire(stack.enter_context(running(open_engines(config), config)).address)
+            stack.callback(wire.close)
+            return wire
+
+        yield start
 
 
 @pytest.fixture

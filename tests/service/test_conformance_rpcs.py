@@ -56,7 +56,7 @@ def test_server_metadata_names_the_server_and_only_what_is_built(serve):
     assert (
         tuple(metadata.extensions)
         == EXTENSIONS
-        == ("model_configuration", "statistics", "binary_tensor_data")
+        == ("classification", "model_configuration", "statistics", "binary_tensor_data")
     )
 
 

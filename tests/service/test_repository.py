@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -21,7 +20,6 @@ from service._pb import model_config
 from service.config import ServeConfig
 from service.demo.server import started
 from service.errors import StartError
-from service.inprocess import running
 from service.worker.__main__ import notes_on, open_engines
 from service.worker.worker import Worker
 
@@ -32,18 +30,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def served(frontend: str, folder: Path) -> Iterator[Callable[..., Wire]]:
+def served(serve_paths: Callable[..., Wire], folder: Path) -> Callable[..., Wire]:
     """served(*more paths): the repository as it is now, in a running service; returns a client of it."""
-    with ExitStack() as stack:
-
-        def start(*more: str) -> Wire:
-            sizes = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0}
-            config = ServeConfig((str(folder), *more), frontend=frontend, **sizes)
-            wire = Wire(stack.enter_context(running(open_engines(config), config)).address)
-            stack.callback(wire.close)
-            return wire
-
-        yield start
+    return lambda *more: serve_paths(folder, *more)
 
 
 def config_of(wire, name: str, version: str = ""):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from wire import Wire, infer_request, output
 from service._pb import inference as pb
 from service.config import ServeConfig
 from service.errors import StartError
-from service.inprocess import running
 from service.worker.__main__ import open_engines
 
 PYTHON = """
@@ -50,17 +48,8 @@ def put(folder: Path, engine: str, config: str, shape: Sequence[Any], batches: b
 
 
 @pytest.fixture
-def served(frontend: str, tmp_path: Path) -> Iterator[Callable[[], Wire]]:
-    with ExitStack() as stack:
-
-        def start() -> Wire:
-            sizes = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0}
-            config = ServeConfig((str(tmp_path),), frontend=frontend, **sizes)
-            wire = Wire(stack.enter_context(running(open_engines(config), config)).address)
-            stack.callback(wire.close)
-            return wire
-
-        yield start
+def served(serve_paths: Callable[..., Wire], tmp_path: Path) -> Callable[[], Wire]:
+    return lambda: serve_paths(tmp_path)
 
 
 def both(dims: Sequence[int], reshape: Sequence[int], size: int) -> str:

@@ -58,6 +58,7 @@ class Wire:
 
     def __init__(self, address: str) -> None:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        self.address = address
         self.channel = grpc.insecure_channel(address, [*unlimited, ("grpc.enable_http_proxy", 0)])
 
     def close(self) -> None:
