@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,26 @@ import pytest
 from fake_server import Run
 from onnx import TensorProto, helper, numpy_helper
 
-from service.demo.server import Server, running
+from service.demo.server import Server, running, started
+
+UPPER = """
+import numpy as np
+
+class Model:
+    def initialize(self, config): pass
+    def execute(self, inputs):
+        x = inputs["x"]
+        y = np.empty(x.shape, object)
+        y.ravel()[:] = [element.upper() for element in x.ravel()]
+        return {"y": y}
+    def finalize(self): pass
+"""
+UPPER_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "y" data_type: TYPE_STRING dims: [ -1 ] }
+"""
 
 
 def affine(path: Path) -> Path:
@@ -33,6 +53,33 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = affine(tmp_path_factory.mktemp("model") / "anything.onnx")
     with running(model, "affine", ["--max-batch-size", "8"]) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A repository with `upper`, which is written in Python."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "upper" / "1").mkdir(parents=True)
+    (repository / "upper" / "config.pbtxt").write_text(UPPER_CONFIG)
+    (repository / "upper" / "1" / "model.py").write_text(UPPER)
+    with started([sys.executable, "-P", "-m", "service", "serve", str(repository)]) as server:
+        yield server
+
+
+def test_strings_go_through_a_model_and_come_back(run: Run, words: Server, tmp_path: Path) -> None:
+    strings = [["a", "\udcff\udcfeb", ""]] + [[f"row {i}", "x" * i, "\0"] for i in range(10)]
+    (tmp_path / "x.json").write_text(json.dumps(strings))
+    result = run("infer", "upper", tmp_path / "x.json", "--url", words.url, "--json")
+    assert result.exit_code == 0, result.output
+    (output,) = json.loads(result.stdout)["outputs"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [11, 3])
+    assert output["data"] == [element.upper() for row in strings for element in row]
+
+
+def test_bench_sends_strings(run: Run, words: Server) -> None:
+    flags = ["--url", words.url, "-n", 100, "-c", 8, "--shape", "x:3", "--json"]
+    report = json.loads(run("bench", "upper", *flags).stdout)
+    assert report["failures"] == {} and report["server"]["rows"] == 100
 
 
 def test_models_lists_what_is_served(run: Run, real: Server) -> None:

@@ -256,6 +256,28 @@ def test_strings_that_do_not_add_up_are_refused_and_nothing_is_held() -> None:
     assert rig.at_rest()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_traffic_of_strings(seed: int) -> None:
+    """Requests of every size and form, some cancelled, through batches of whatever waits."""
+    random, rig = Random(seed), served(slots=16)
+    waiting: dict[int, tuple[Rows, int]] = {}
+    for number in range(300):
+        if rig.dispatcher.outstanding == 16 or random.random() < 0.2:
+            for token, answer in rig.run().items():
+                check(answer, *waiting.pop(token))
+            assert waiting == {} and rig.at_rest()
+        rows = some_rows(number, random.randint(1, 11), each=random.choice([1, 1, 2, 3]))
+        token, handle = rig.submit(request(rows, number, typed=random.random() < 0.5))
+        waiting[token] = (rows, number)
+        if random.random() < 0.1:
+            rig.dispatcher.cancel(handle)
+            del waiting[token]
+            rig.workers[0].run()
+    for token, answer in rig.run().items():
+        check(answer, *waiting.pop(token))
+    assert waiting == {} and rig.at_rest()
+
+
 def test_a_large_string_beside_small_ones() -> None:
     rig = served(arena_mb=16)
     rig.worker(replace(M, name="big"), output_mb=8, kind=Turner)
