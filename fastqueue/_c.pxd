@@ -68,6 +68,7 @@ cdef extern from "fq_bell.h" nogil:
 
 cdef extern from "fq_map.h" nogil:
     int fq_map_create(const char *label, uint64_t size) noexcept
+    void fq_map_punch(int fd, uint64_t offset, uint64_t size) noexcept
     void *fq_map_open(int fd, int writable, uint64_t *size) noexcept
 
 cdef extern from "fq_lane.h" nogil:
@@ -106,6 +107,10 @@ cdef extern from "fq_fill.h" nogil:
     size_t fq_input_private_bytes(uint32_t blocks) noexcept
     uint64_t fq_input_arena_bytes(uint32_t blocks) noexcept
     void fq_input_init(fq_input *, uint32_t blocks, void *private_memory) noexcept
+    ctypedef void fq_punch(int fd, uint64_t offset, uint64_t size) noexcept
+    size_t fq_spill_private_bytes(uint64_t size) noexcept
+    void fq_input_add_spill(fq_input *, uint64_t size, int fd, fq_punch *, void *private_memory) noexcept
+    uint64_t fq_input_used(const fq_input *) noexcept
     void fq_input_free(fq_input *, const fq_extent *, uint32_t count) noexcept
     int fq_input_check(const fq_input *) noexcept
     uint32_t fq_fill(fq_input *, unsigned char *base, const fq_source *, uint32_t count, fq_extent *blocks,

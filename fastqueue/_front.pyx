@@ -28,33 +28,38 @@ Completion = namedtuple(
 
 
 cdef class InputArena:
-    """Payload memory of one front-end thread: `megabytes` MB in a sealed memfd that workers map.
+    """Payload memory of one front-end thread: `megabytes` MB in a sealed memfd that workers map, and behind them
+    `spill_mb` MB for large requests, which take memory only while one lies there (fq_spill.h).
 
     Errors: ValueError (no positive size), OSError (no memory), ForkedHandle.
     """
     cdef _c.fq_input input
     cdef unsigned char *base
     cdef void *private_memory
+    cdef void *spill_memory
     cdef uint64_t size
     cdef unsigned generation
     cdef readonly int fd
 
-    def __cinit__(self, megabytes=256):
+    def __cinit__(self, megabytes=256, spill_mb=0):
         cdef uint64_t mapped = 0
         self.fd = -1
         self.generation = _c.fq_generation
         if megabytes < 1:
             raise ValueError(f"an input arena has at least 1 MB, not {megabytes}")
         cdef uint32_t blocks = <uint32_t>(megabytes * 4)
-        self.size = _c.fq_input_arena_bytes(blocks)
+        cdef uint64_t spill = <uint64_t>spill_mb << 20
+        self.size = _c.fq_input_arena_bytes(blocks) + spill
         self.fd = _c.fq_map_create(b"headrace-input", self.size)
         if self.fd < 0:
             raise OSError(errno, f"an input arena of {megabytes} MB: {os.strerror(errno)}")
         self.base = <unsigned char *>map_memory(self.fd, 1, &mapped, "input arena")
         self.private_memory = calloc(1, _c.fq_input_private_bytes(blocks))
-        if self.private_memory == NULL:
+        self.spill_memory = calloc(1, _c.fq_spill_private_bytes(spill) + 1)
+        if self.private_memory == NULL or self.spill_memory == NULL:
             raise MemoryError()
         _c.fq_input_init(&self.input, blocks, self.private_memory)
+        _c.fq_input_add_spill(&self.input, spill, self.fd, _c.fq_map_punch, self.spill_memory)
         header = <_c.fq_arena_header *>self.base
         header.version = _c.FQ_ABI_VERSION
         header.bytes = self.size
@@ -68,12 +73,13 @@ cdef class InputArena:
         if self.fd >= 0:
             os.close(self.fd)
         free(self.private_memory)
+        free(self.spill_memory)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in blocks that are handed out."""
+        """Bytes that are handed out, the spill's among them."""
         self.alive()
-        return self.input.used_bytes
+        return _c.fq_input_used(&self.input)
 
     def check(self) -> int:
         """The number of the broken invariant of fq_input.h, 0 when all hold."""

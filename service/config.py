@@ -41,7 +41,8 @@ class ServeConfig:
         turns batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch
         slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
         server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
-        output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. slots_per_lane:
+        output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. spill_mb: what each of
+        these may have more, for large requests and answers, in MiB; 0: nothing. slots_per_lane:
         requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
         in progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of
         a request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
@@ -60,6 +61,7 @@ class ServeConfig:
     drain_timeout_s: float = 30.0
     arena_mb: int = 256
     output_arena_mb: int = 256
+    spill_mb: int = 4096
     slots_per_lane: int = 1024
     max_calls: int = 4096
     answer_mb: int = 1024
@@ -84,6 +86,7 @@ class ServeConfig:
             ("drain-timeout", self.drain_timeout_s, 0, 86400),
             ("arena-mb", self.arena_mb, 1, MAX_ARENA_MB),
             ("output-arena-mb", self.output_arena_mb, 1, MAX_ARENA_MB),
+            ("spill-mb", self.spill_mb, 0, MAX_ARENA_MB),
             ("slots-per-lane", self.slots_per_lane, 1, 1 << 16),
             ("max-calls", self.max_calls, 1, MAX_CALLS),
             ("answer-mb", self.answer_mb, 1, MAX_ARENA_MB),

@@ -12,6 +12,10 @@
  * there is, piece by piece. The last quarter of the head takes only messages up to 256 KB, so that a few
  * large senders cannot starve the rest.
  *
+ * Behind the head may lie a sparse tail (fq_spill.h). Messages above an eighth of the head, and above 256 KB, lie there and
+ * nowhere else, as long as one of that size can fit there at all; a larger one, or one of an arena without a tail, is
+ * the head's business after all.
+ *
  * Offset 0 to 4095 is the arena's header page; the first large block starts at FQ_LARGE.
  */
 #ifndef FQ_INPUT_H
@@ -20,6 +24,7 @@
 #include <string.h>
 
 #include "fq_layout.h"
+#include "fq_spill.h"
 
 #define FQ_SMALL 4096u
 #define FQ_LARGE 262144u
@@ -35,6 +40,7 @@ typedef struct fq_input {
     uint64_t used_bytes;   /* in blocks handed out */
     uint64_t *small_free;  /* caller's memory: per large block, a bit per free small block */
     unsigned char *states; /* caller's memory: per large block */
+    fq_spill spill;        /* without pages: there is no tail */
 } fq_input;
 
 /* Private memory for an arena whose head has `blocks` large blocks, in bytes (aligned to 8). */
@@ -50,7 +56,30 @@ static inline void fq_input_init(fq_input *input, uint32_t blocks, void *private
     input->small_free = (uint64_t *)private_memory;
     input->states = (unsigned char *)(input->small_free + blocks);
     memset(private_memory, 0, fq_input_private_bytes(blocks));
+    input->spill = (fq_spill){.pages = 0};
 }
+
+/* Adds a tail of `bytes` bytes behind the head, of which as much as the head has stays ours once it was used. `fd` is the
+ * arena's memfd, for `punch`; `private_memory` has fq_spill_private_bytes(bytes) bytes, zeroed. */
+static inline void fq_input_add_spill(fq_input *input, uint64_t bytes, int fd, fq_punch *punch, void *private_memory) {
+    uint64_t head = fq_input_arena_bytes(input->blocks);
+    fq_spill_init(&input->spill, head, bytes, (uint64_t)input->blocks * FQ_LARGE, private_memory);
+    input->spill.fd = fd;
+    input->spill.punch = punch;
+}
+
+static inline int fq_input_spills(const fq_input *input, uint64_t bytes) {
+    uint64_t eighth = (uint64_t)input->blocks * FQ_LARGE / 8;
+    return bytes > FQ_LARGE && bytes > eighth && bytes <= input->spill.pages * FQ_PAGE;
+}
+
+/* Bytes that one message can have at most, when nothing else is there. */
+static inline uint64_t fq_input_most(const fq_input *input) {
+    uint64_t head = input->reserved_at * (uint64_t)FQ_LARGE, tail = input->spill.pages * FQ_PAGE;
+    return head > tail ? head : tail;
+}
+
+static inline uint64_t fq_input_used(const fq_input *input) { return input->used_bytes + input->spill.used_pages * FQ_PAGE; }
 
 static inline uint64_t fq_input_offset(uint32_t block) { return FQ_LARGE + (uint64_t)block * FQ_LARGE; }
 
@@ -140,6 +169,7 @@ static inline uint32_t fq_input_alloc(fq_input *input, uint64_t bytes, fq_extent
         uint32_t smalls = (uint32_t)((bytes + FQ_SMALL - 1) / FQ_SMALL);
         return (uint32_t)fq_input_smalls(input, smalls, limit, out);
     }
+    if (fq_input_spills(input, bytes)) return fq_spill_take(&input->spill, bytes, out, most);
     for (uint64_t taken = 0; taken < bytes;) {
         uint32_t first = 0, wanted = (uint32_t)((bytes - taken + FQ_LARGE - 1) / FQ_LARGE);
         uint32_t run = fq_input_longest_run(input, wanted, limit, &first);
@@ -163,17 +193,22 @@ static inline void fq_input_free_block(fq_input *input, uint32_t block, uint32_t
     input->free_blocks++;
 }
 
+static inline void fq_input_free_blocks(fq_input *input, fq_extent extent) {
+    uint64_t at = extent.offset - FQ_LARGE, end = at + extent.length;
+    while (at < end) {
+        uint32_t block = (uint32_t)(at / FQ_LARGE), first = (uint32_t)(at % FQ_LARGE / FQ_SMALL);
+        uint32_t smalls = FQ_SMALLS - first;
+        if ((end - at) / FQ_SMALL < smalls) smalls = (uint32_t)((end - at) / FQ_SMALL);
+        fq_input_free_block(input, block, first, smalls);
+        at += (uint64_t)smalls * FQ_SMALL;
+    }
+}
+
 /* Gives back extents as fq_input_alloc wrote them. */
 static inline void fq_input_free(fq_input *input, const fq_extent *extents, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t at = extents[i].offset - FQ_LARGE, end = at + extents[i].length;
-        while (at < end) {
-            uint32_t block = (uint32_t)(at / FQ_LARGE), first = (uint32_t)(at % FQ_LARGE / FQ_SMALL);
-            uint32_t smalls = FQ_SMALLS - first;
-            if ((end - at) / FQ_SMALL < smalls) smalls = (uint32_t)((end - at) / FQ_SMALL);
-            fq_input_free_block(input, block, first, smalls);
-            at += (uint64_t)smalls * FQ_SMALL;
-        }
+        if (extents[i].offset < fq_input_arena_bytes(input->blocks)) fq_input_free_blocks(input, extents[i]);
+        else fq_spill_give(&input->spill, extents[i]);
     }
 }
 
@@ -189,7 +224,8 @@ static inline int fq_input_check(const fq_input *input) {
         if (input->states[block] != FQ_WHOLE_FREE) used += (uint64_t)(FQ_SMALLS - smalls) * FQ_SMALL;
     }
     if (free_blocks != input->free_blocks) return 3;
-    return used == input->used_bytes ? 0 : 4;
+    if (used != input->used_bytes) return 4;
+    return fq_spill_check(&input->spill);
 }
 
 #endif

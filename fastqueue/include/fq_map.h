@@ -1,7 +1,8 @@
 /* fq_map.h: shared memory as this process sees it: a memfd, sealed against resizing, and its mapping.
  *
  * Nothing has a name: the memory lives as long as a process holds the descriptor or a mapping, and is gone with
- * the last one, however that one ends. A mapping is not inherited by a forked child (MADV_DONTFORK).
+ * the last one, however that one ends. A mapping is not inherited by a forked child (MADV_DONTFORK). Memory is taken from the
+ * system where it is written first, and not before (MAP_NORESERVE), so an arena may be larger than what there is.
  */
 #ifndef FQ_MAP_H
 #define FQ_MAP_H
@@ -31,6 +32,12 @@ static inline int fq_map_create(const char *label, uint64_t bytes) {
     return -1;
 }
 
+/* Gives memory of a sealed memfd back to the system; it reads as zeroes afterwards. Should that fail the memory stays, which
+ * costs memory and nothing else. */
+static inline void fq_map_punch(int fd, uint64_t offset, uint64_t bytes) {
+    (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+}
+
 /* Maps a descriptor that was made by fq_map_create, perhaps by another process: its memory, or NULL with errno set.
  * EPROTO: it is not sealed, so its other owner could shrink it under our feet. */
 static inline void *fq_map_open(int fd, int writable, uint64_t *bytes) {
@@ -42,7 +49,7 @@ static inline void *fq_map_open(int fd, int writable, uint64_t *bytes) {
     }
     if (fstat(fd, &status) != 0) return NULL;
     *bytes = (uint64_t)status.st_size;
-    void *at = mmap(NULL, *bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    void *at = mmap(NULL, *bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED) return NULL;
     (void)madvise(at, *bytes, MADV_DONTFORK);
     return at;

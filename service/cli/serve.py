@@ -63,6 +63,13 @@ def serve(
     output_arena_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers on their way out.")
     ] = 256,
+    spill_mb: Annotated[
+        int,
+        typer.Option(
+            metavar="MB",
+            help="What each of these two may have more, for large requests and answers; 0: nothing.",
+        ),
+    ] = 4096,
     slots_per_lane: Annotated[
         int, typer.Option(metavar="N", help="Requests in flight at most; more are refused, never queued.")
     ] = 1024,
@@ -120,6 +127,7 @@ def serve(
         drain_timeout_s=drain_timeout,
         arena_mb=arena_mb,
         output_arena_mb=output_arena_mb,
+        spill_mb=spill_mb,
         slots_per_lane=slots_per_lane,
         max_message_bytes=max_message_bytes,
         max_calls=max_calls,

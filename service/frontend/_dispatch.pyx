@@ -27,7 +27,7 @@ cdef extern from "dispatch.h" nogil:
         int code
         hr_response response
         hr_error error
-    hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err) noexcept
+    hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t spill_mb, uint32_t slots, hr_error *err) noexcept
     void hr_dispatch_free(hr_dispatch *d) noexcept
     int hr_dispatch_arena_fd(const hr_dispatch *d) noexcept
     int hr_dispatch_eventfd(const hr_dispatch *d) noexcept
@@ -48,6 +48,7 @@ cdef extern from "dispatch.h" nogil:
     int64_t hr_dispatch_next_deadline(const hr_dispatch *d) noexcept
     uint32_t hr_dispatch_outstanding(const hr_dispatch *d) noexcept
     uint64_t hr_dispatch_arena_used(const hr_dispatch *d) noexcept
+    uint64_t hr_dispatch_spill_used(const hr_dispatch *d) noexcept
     int hr_dispatch_check(const hr_dispatch *d) noexcept
 
 _c.fq_fork_watch()
@@ -125,10 +126,12 @@ cdef class Dispatcher:
     cdef hr_answer answer
     cdef unsigned generation
 
-    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane, bint split=True, uint64_t max_message_bytes=0x7fffffff):
+    def __cinit__(self, uint64_t arena_bytes, uint32_t slots_per_lane, bint split=True, uint64_t max_message_bytes=0x7fffffff,
+                  uint32_t spill_mb=0):
         cdef hr_error err
         self.generation = _c.fq_generation
-        self.d = hr_dispatch_new(<uint32_t>min((arena_bytes + (1 << 20) - 1) >> 20, 0xffffffff), slots_per_lane, &err)
+        self.d = hr_dispatch_new(<uint32_t>min((arena_bytes + (1 << 20) - 1) >> 20, 0xffffffff), spill_mb,
+                                 slots_per_lane, &err)
         if self.d == NULL:
             raise ValueError(text_of(&err)) if err.code == 3 else OSError(text_of(&err))
         hr_dispatch_limit_messages(self.d, max_message_bytes)
@@ -273,9 +276,15 @@ cdef class Dispatcher:
 
     @property
     def arena_used(self) -> int:
-        """Bytes of the input arena in use."""
+        """Bytes of the input arena in use, the spill's among them."""
         self.alive()
         return hr_dispatch_arena_used(self.d)
+
+    @property
+    def spill_used(self) -> int:
+        """Bytes in use behind the input arena's head, by large requests."""
+        self.alive()
+        return hr_dispatch_spill_used(self.d)
 
     def check(self) -> int:
         """The number of the broken invariant, 0 when all hold."""

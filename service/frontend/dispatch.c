@@ -75,16 +75,19 @@ static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call 
 }
 
 static int arena_full(const hr_dispatch *d, uint64_t bytes, hr_error *err) {
-    unsigned long long mb = d->input.blocks / ((1u << 20) / FQ_LARGE), in_use = d->input.used_bytes;
-    if (bytes > FQ_LARGE && bytes > (uint64_t)d->input.reserved_at * FQ_LARGE)
+    unsigned long long head_mb = d->input.blocks / ((1u << 20) / FQ_LARGE), spill_mb = d->input.spill.pages * FQ_PAGE >> 20;
+    unsigned long long head_used = d->input.used_bytes, spill_used = hr_dispatch_spill_used(d), needed = bytes;
+    if (bytes > FQ_LARGE && bytes > fq_input_most(&d->input))
         return hr_fail(err, HR_RESOURCE_EXHAUSTED,
-                       "a request of %llu bytes never fits into the input arena of %llu MB, of which one request may "
-                       "have three quarters: send fewer rows or raise --arena-mb",
-                       (unsigned long long)bytes, mb);
+                       "a request of %llu bytes never fits into the input arena of %llu MB (--arena-mb), of which one "
+                       "request may have three quarters, nor into the %llu MB for large ones (--spill-mb): send fewer "
+                       "rows or raise one of them",
+                       needed, head_mb, spill_mb);
+    int spills = fq_input_spills(&d->input, bytes);
     hr_fail(err, HR_RESOURCE_EXHAUSTED,
-                   "the input arena has no room for %llu bytes now: %llu bytes of its %llu MB (--arena-mb) are in use, "
-                   "try later",
-                   (unsigned long long)bytes, in_use, mb);
+            "the input arena has no room for %llu bytes now: %llu bytes of its %llu MB %s are in use, try later", needed,
+            spills ? spill_used : head_used, spills ? spill_mb : head_mb,
+            spills ? "for large requests (--spill-mb)" : "(--arena-mb)");
     err->transient = true;
     return -1;
 }
@@ -358,7 +361,8 @@ int hr_dispatch_arena_fd(const hr_dispatch *d) { return d->arena_fd; }
 int hr_dispatch_eventfd(const hr_dispatch *d) { return d->eventfd; }
 uint32_t hr_dispatch_slots(const hr_dispatch *d) { return d->slots; }
 uint32_t hr_dispatch_outstanding(const hr_dispatch *d) { return d->outstanding; }
-uint64_t hr_dispatch_arena_used(const hr_dispatch *d) { return d->input.used_bytes; }
+uint64_t hr_dispatch_arena_used(const hr_dispatch *d) { return fq_input_used(&d->input); }
+uint64_t hr_dispatch_spill_used(const hr_dispatch *d) { return d->input.spill.used_pages * FQ_PAGE; }
 
 int hr_dispatch_check(const hr_dispatch *d) {
     uint32_t used = 0;

@@ -52,9 +52,9 @@ typedef struct hr_dispatch hr_dispatch;
 
 /* ---- setting up ---- */
 
-/* `arena_mb` MB for payloads (at least 1), `slots` requests in flight on each lane at most (rounded up to a power of
+/* `arena_mb` MB for payloads (at least 1), `spill_mb` MB more for large ones (fq_spill.h; 0: none), `slots` requests in flight on each lane at most (rounded up to a power of
  * two, at most FQ_MAX_SLOTS). NULL with *err. */
-hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err);
+hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t spill_mb, uint32_t slots, hr_error *err);
 void hr_dispatch_free(hr_dispatch *d); /* NULL is allowed */
 
 int hr_dispatch_arena_fd(const hr_dispatch *d);
@@ -135,7 +135,8 @@ int64_t hr_dispatch_next_deadline(const hr_dispatch *d);
 /* ---- for reports ---- */
 
 uint32_t hr_dispatch_outstanding(const hr_dispatch *d); /* slots in use, also those whose client is gone */
-uint64_t hr_dispatch_arena_used(const hr_dispatch *d);  /* bytes */
+uint64_t hr_dispatch_arena_used(const hr_dispatch *d);  /* bytes, the spill's among them */
+uint64_t hr_dispatch_spill_used(const hr_dispatch *d);  /* bytes */
 int hr_dispatch_check(const hr_dispatch *d); /* the number of the broken invariant, 0 when all hold */
 
 #endif

@@ -13,18 +13,22 @@ static uint32_t power_of_two(uint32_t n) {
 
 /* ---- the thread ---- */
 
-static int make_arena(hr_dispatch *d, uint32_t arena_mb, hr_error *err) {
+static int make_arena(hr_dispatch *d, uint32_t arena_mb, uint32_t spill_mb, hr_error *err) {
     uint32_t blocks = arena_mb * ((1u << 20) / FQ_LARGE);
-    d->arena_bytes = fq_input_arena_bytes(blocks);
+    uint64_t spill = (uint64_t)spill_mb << 20;
+    d->arena_bytes = fq_input_arena_bytes(blocks) + spill;
     d->arena_fd = fq_map_create("headrace-input", d->arena_bytes);
     if (d->arena_fd >= 0) d->arena = fq_map_open(d->arena_fd, 1, &d->arena_bytes);
     if (d->arena == NULL)
-        return hr_fail(err, HR_RESOURCE_EXHAUSTED, "an input arena of %u MB (--arena-mb) cannot be made: %s", arena_mb,
-                       strerror(errno));
+        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
+                       "an input arena of %u MB (--arena-mb) and %u MB (--spill-mb) cannot be made: %s", arena_mb,
+                       spill_mb, strerror(errno));
     d->arena_private = malloc(fq_input_private_bytes(blocks));
-    if (d->arena_private == NULL)
+    d->spill_private = calloc(1, fq_spill_private_bytes(spill) + 1);
+    if (d->arena_private == NULL || d->spill_private == NULL)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for an input arena of %u MB (--arena-mb)", arena_mb);
     fq_input_init(&d->input, blocks, d->arena_private);
+    fq_input_add_spill(&d->input, spill, d->arena_fd, fq_map_punch, d->spill_private);
     fq_arena_header *header = (fq_arena_header *)(void *)d->arena;
     header->version = FQ_ABI_VERSION;
     header->bytes = d->arena_bytes;
@@ -32,14 +36,14 @@ static int make_arena(hr_dispatch *d, uint32_t arena_mb, hr_error *err) {
     return 0;
 }
 
-static int make_thread(hr_dispatch *d, uint32_t arena_mb, hr_error *err) {
+static int make_thread(hr_dispatch *d, uint32_t arena_mb, uint32_t spill_mb, hr_error *err) {
     d->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (d->eventfd < 0) return hr_fail(err, HR_RESOURCE_EXHAUSTED, "no eventfd: %s", strerror(errno));
-    return make_arena(d, arena_mb, err);
+    return make_arena(d, arena_mb, spill_mb, err);
 }
 
-hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err) {
-    if (arena_mb < 1 || arena_mb > UINT32_MAX / 8 || slots < 1 || slots > FQ_MAX_SLOTS) {
+hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t spill_mb, uint32_t slots, hr_error *err) {
+    if (arena_mb < 1 || arena_mb > UINT32_MAX / 8 || spill_mb > UINT32_MAX / 8 || slots < 1 || slots > FQ_MAX_SLOTS) {
         hr_fail(err, HR_INVALID_ARGUMENT, "expected at least 1 MB of input arena and 1 to %u slots, got %u and %u",
                 FQ_MAX_SLOTS, arena_mb, slots);
         return NULL;
@@ -52,7 +56,7 @@ hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t slots, hr_error *err) {
     d->slots = power_of_two(slots);
     d->max_message = INT32_MAX;
     d->arena_fd = d->eventfd = -1;
-    if (make_thread(d, arena_mb, err) == 0) return d;
+    if (make_thread(d, arena_mb, spill_mb, err) == 0) return d;
     hr_dispatch_free(d);
     return NULL;
 }
@@ -181,6 +185,7 @@ void hr_dispatch_free(hr_dispatch *d) {
     close_fd(d->arena_fd);
     close_fd(d->eventfd);
     free(d->arena_private);
+    free(d->spill_private);
     free(d->deadlines.heap);
     free(d);
 }

@@ -69,6 +69,7 @@ struct hr_dispatch {
     uint8_t *arena;
     uint64_t arena_bytes;
     void *arena_private;
+    void *spill_private;
     fq_input input;
     hr_table *table;
     hr_deadlines deadlines;

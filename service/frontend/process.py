@@ -58,6 +58,7 @@ class FrontEnd:
             config.slots_per_lane,
             split=not triton,
             max_message_bytes=config.max_message_bytes,
+            spill_mb=config.spill_mb,
         )
         self._calls = Calls(dispatcher, triton)
         rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)

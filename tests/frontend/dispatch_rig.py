@@ -112,9 +112,9 @@ class Worker:
 class Rig:
     """One dispatcher; workers are added, and may die."""
 
-    def __init__(self, arena_mb: int = 4, slots: int = 8) -> None:
+    def __init__(self, arena_mb: int = 4, slots: int = 8, spill_mb: int = 0) -> None:
         self.now = 1000 * SECOND
-        self.dispatcher = Dispatcher(arena_mb * MIB, slots)
+        self.dispatcher = Dispatcher(arena_mb * MIB, slots, spill_mb=spill_mb)
         self.workers: dict[int, Worker] = {}
         self.table: list[tuple[int, int, ModelSpec]] = []
         self.lane_fds: dict[int, int] = {}

@@ -318,6 +318,38 @@ def test_sizes_that_make_no_sense(arena: int, slots: int) -> None:
         Dispatcher(arena, slots)
 
 
+# ---- spill ----
+
+
+def taken_mb(fd: int) -> int:
+    """What a memfd takes of the system's memory."""
+    return os.fstat(fd).st_blocks * 512 >> 20
+
+
+def test_a_large_requests_memory_goes_back_when_it_is_answered() -> None:
+    rig = Rig(spill_mb=32)
+    lane = rig.worker(model(max_batch_size=0), output_mb=64)
+    arena = rig.dispatcher.open_lane()[1][1]
+    rig.submit(request(rig.table[0][2], np.ones(5 << 20, np.float32)))
+    assert rig.dispatcher.spill_used == rig.dispatcher.arena_used > 20 * MIB
+    assert taken_mb(arena) >= 20
+    rig.workers[lane].run()
+    ((code, _),) = rig.drain().values()
+    assert code == 0
+    assert (rig.dispatcher.arena_used, rig.dispatcher.check()) == (0, 0)
+    assert taken_mb(arena) <= 4 + 1, "as much as the head has is kept"
+
+
+def test_a_large_requests_memory_goes_back_when_its_worker_dies() -> None:
+    rig = Rig(spill_mb=32)
+    lane = rig.worker(model(max_batch_size=0))
+    arena = rig.dispatcher.open_lane()[1][1]
+    token, _ = rig.submit(request(rig.table[0][2], np.ones(5 << 20, np.float32)))
+    assert rig.dispatcher.close_lane(lane) == [token]
+    assert (rig.dispatcher.arena_used, rig.dispatcher.check()) == (0, 0)
+    assert taken_mb(arena) <= 4 + 1
+
+
 # ---- sleeping ----
 
 

@@ -23,7 +23,7 @@ int main(void) {
     uint64_t handle;
     int fd;
     hr_call call = {.deadline_ns = INT64_MAX};
-    hr_dispatch *d = hr_dispatch_new(1, 4, &err);
+    hr_dispatch *d = hr_dispatch_new(1, 0, 4, &err);
     if (d == NULL || hr_dispatch_open_lane(d, &fd, &err) != 0) return 1;
     if (hr_dispatch_submit(d, (const uint8_t *)"", 0, &call, &handle, &err) == 0) return 2;
     if (err.code != HR_NOT_FOUND) return 2;

@@ -84,7 +84,7 @@ def test_a_timeout(serve, mode):
 
 @MODES
 def test_a_request_that_never_fits(serve, mode):
-    _, wire = serve(affine(width=1 << 18), arena_mb=1, status_codes=mode)
+    _, wire = serve(affine(width=1 << 18), arena_mb=1, spill_mb=0, status_codes=mode)
     call = refused(wire, infer_request("affine", x=rows(1, width=1 << 18)), "never fits", mode)
     assert "grpc-retry-pushback-ms" not in dict(call.trailing_metadata())
 
