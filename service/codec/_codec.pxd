@@ -32,6 +32,7 @@ cdef extern from "hr_spec.h" nogil:
         hr_datatype datatype
         uint32_t rank
         int64_t dims[8]
+        bint text
         bint reshaped
         hr_form model
         hr_view labels

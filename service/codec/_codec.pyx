@@ -90,6 +90,7 @@ cdef uint32_t fill_tensors(hr_tensor_spec *out, object tensors, list strings) ex
         out[i].name = view(strings[len(strings) - 1])
         out[i].datatype = hr_datatype_of(view(tensor.datatype.encode()))
         out[i].rank = fill_dims(out[i].dims, tensor.dims)
+        out[i].text = tensor.text
         out[i].reshaped = tensor.model_dims != tensor.dims
         out[i].model.rank = fill_dims(out[i].model.dims, tensor.model_dims)
     return len(tensors)

@@ -42,6 +42,7 @@ typedef struct hr_tensor_spec {
     enum hr_datatype datatype;
     uint32_t rank; /* without the batch axis */
     int64_t dims[HR_MAX_RANK]; /* -1: any size */
+    bool text;                 /* BYTES that have to be UTF-8 */
     bool reshaped;             /* the model has another form than the wire: */
     hr_form model;
     hr_view labels;     /* of an output's classes, one behind the other */

@@ -17,6 +17,14 @@ hr_strings hr_strings_in(hr_view data) {
     return found;
 }
 
+bool hr_strings_are_text(hr_view data, uint64_t *element) {
+    uint32_t length;
+    const uint8_t *string = data.data + HR_STRING_HEAD;
+    for (*element = 0; next_raw(&data, &length); ++*element, string = data.data + HR_STRING_HEAD)
+        if (!hr_utf8_valid((hr_view){string, length})) return false;
+    return true;
+}
+
 /* ---- rows ---- */
 
 hr_row_ends hr_row_ends_at(const hr_input *input, hr_view raw, bool is_typed) {

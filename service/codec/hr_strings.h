@@ -25,6 +25,9 @@ typedef struct hr_strings {
 /* The bytes may change meanwhile (a worker's memory): nothing is read at or behind their end. */
 hr_strings hr_strings_in(hr_view data);
 
+/* Whether every element is UTF-8. If not: which is the first that is not. There are whole elements only. */
+bool hr_strings_are_text(hr_view data, uint64_t *element);
+
 /* A walk over the rows of a tensor whose first axis is the batch axis. */
 typedef struct hr_row_ends {
     bool is_typed;

@@ -129,6 +129,13 @@ void hr_typed_write(void *walk, void *to, uint64_t length) {
 
 /* ---- do they fit ---- */
 
+bool hr_typed_is_text(const hr_input *input, uint64_t *element) {
+    hr_typed t = hr_typed_at(input, HR_BYTES_DATATYPE);
+    for (*element = 0; next_run(&t); ++*element)
+        if (!hr_utf8_valid((hr_view){t.p, (size_t)(t.end - t.p)})) return false;
+    return true;
+}
+
 /* The first value of the present run that is outside, with the walk behind it; else at the end of the run. */
 static bool run_fits(hr_typed *t, uint64_t *element, int64_t *value) {
     int64_t low = ELEMENTS[t->datatype].low, high = ELEMENTS[t->datatype].high;

@@ -53,6 +53,9 @@ void hr_typed_write(void *walk, void *to, uint64_t length);
 /* Passes over the next string: its length; false at the end. Of a walk that writes nothing. */
 bool hr_typed_next_string(hr_typed *walk, uint32_t *length);
 
+/* Whether every string is UTF-8. If not: which is the first that is not. */
+bool hr_typed_is_text(const hr_input *input, uint64_t *element);
+
 /* Whether the datatype can hold every value. If not: which element is the first that it cannot, and its value. */
 bool hr_typed_fits(const hr_input *input, enum hr_datatype datatype, uint64_t *element, int64_t *value);
 

@@ -189,8 +189,19 @@ static int check_strings(const check *c, const hr_tensor_spec *t, const hr_input
                    HR_NAME(t->name), MODEL(c), found.length, found.left - HR_STRING_HEAD, found.count);
 }
 
+/* What a model cannot take would fail the whole batch there; here it fails its own request. */
+static int check_text(const check *c, const hr_tensor_spec *t, const hr_input *input, const hr_view *raw) {
+    uint64_t element;
+    if (!t->text || (raw ? hr_strings_are_text(*raw, &element) : hr_typed_is_text(input, &element))) return 0;
+    return hr_fail(c->err, HR_INVALID_ARGUMENT,
+                   "inference input '%.*s' for model '%.*s' takes text: expected UTF-8, got other bytes in element "
+                   "%" PRIu64,
+                   HR_NAME(t->name), MODEL(c), element);
+}
+
 static int check_bytes(const check *c, const hr_tensor_spec *t, const hr_input *input, hr_view data) {
-    if (t->datatype == HR_BYTES_DATATYPE) return check_strings(c, t, input, data);
+    if (t->datatype == HR_BYTES_DATATYPE)
+        return check_strings(c, t, input, data) < 0 ? -1 : check_text(c, t, input, &data);
     uint64_t want = bytes_of(input, hr_datatype_bytes(t->datatype));
     if (want == data.length) return 0;
     return hr_fail(c->err, HR_INVALID_ARGUMENT,
@@ -224,7 +235,8 @@ static int check_elements(const check *c, const hr_tensor_spec *t, const hr_inpu
     uint64_t want = bytes_of(input, 1), got = input->typed[field], element;
     int64_t value;
     *bytes = hr_typed_bytes(input, t->datatype);
-    if (t->datatype == HR_BYTES_DATATYPE) return check_string_count(c, t, input, got);
+    if (t->datatype == HR_BYTES_DATATYPE)
+        return check_string_count(c, t, input, got) < 0 ? -1 : check_text(c, t, input, NULL);
     if (want != got)
         return hr_fail(c->err, HR_INVALID_ARGUMENT,
                        "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %" PRIu64

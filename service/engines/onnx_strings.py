@@ -8,14 +8,15 @@ Strings of ONNX are UTF-8 by definition, and the binding holds to that where the
 does with object arrays (1.32): elements of `str` become what they are, NULs included; of `bytes`, their repr,
 so that b"a" would be the four characters b'a'; what a model puts out is decoded, and one element that is not
 UTF-8 fails the run. Numpy's "S" arrays take any bytes, but an element ends at its first NUL. Hence `str`, and
-an input that is not UTF-8 fails its batch here by its place. (BYTES that are no text, images for one, are for
-models in Python.)
+inputs that are `text` to the front end, which refuses a request that has anything else; what comes here all
+the same fails its batch. (BYTES that are no text, images for one, are for models in Python.)
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,11 @@ _SHOWN_BYTES = 40
 
 def has_strings(tensors: Sequence[Declared | TensorSpec]) -> bool:
     return any(tensor.datatype == "BYTES" for tensor in tensors)
+
+
+def as_text(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs, with what the front end has to know of strings."""
+    return tuple(replace(tensor, text=tensor.datatype == "BYTES") for tensor in tensors)
 
 
 def run_once(

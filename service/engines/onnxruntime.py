@@ -42,7 +42,7 @@ import numpy as np
 
 from service.engines.base import EngineError, ModelLoadError
 from service.engines.bfloat16 import element_type, numbers_of, stored
-from service.engines.onnx_strings import StringInstance, check_shapes, has_strings, run_once
+from service.engines.onnx_strings import StringInstance, as_text, check_shapes, has_strings, run_once
 from service.engines.onnx_words import words_of
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
@@ -100,7 +100,7 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
         platform=PLATFORM,
         backend=BACKEND,
         max_batch_size=found.max_batch_size,
-        inputs=found.inputs,
+        inputs=as_text(found.inputs),
         outputs=found.outputs,
         max_batch_wait_us=wanted.max_batch_wait_us,
         instances=wanted.instances,

@@ -113,6 +113,7 @@ class TensorSpec:
         datatype: an OIP name, a key of DATATYPES. dims: on the wire, without the batch axis where the model
         batches; -1 is dynamic. reshape: the model's dims where they are others; None: they are `dims`.
         labels: of an output's classes, by their indexes; bytes that are not UTF-8 as surrogates.
+        text: an input of BYTES whose elements have to be UTF-8, which the codec checks.
     """
 
     name: str
@@ -120,6 +121,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
     labels: tuple[str, ...] = ()
+    text: bool = False
 
     @property
     def model_dims(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ class Tensor:
     dims: tuple[int, ...] = (4,)
     reshape: tuple[int, ...] | None = None
     labels: tuple[str, ...] = ()
+    text: bool = False
 
     @property
     def model_dims(self) -> tuple[int, ...]:

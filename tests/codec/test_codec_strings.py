@@ -273,3 +273,34 @@ def test_contents_of_another_field_are_refused() -> None:
         "input 'A' for model 'm' has datatype BYTES: expected its contents in bytes_contents, got 1 elements "
         "in int_contents"
     )
+
+
+# ---- text ----
+
+TEXT = replace(PLAIN, inputs=(replace(PLAIN.inputs[0], text=True),))
+NO_TEXT = [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"x" * 64 + b"\x80"]
+
+
+@pytest.mark.parametrize(
+    "strings", [[], [b""], [b"\0", "gr\u00f6\u00dfe".encode(), b"", b"x" * 100, "\U0001f600".encode()]]
+)
+def test_text_is_accepted(strings: list[bytes]) -> None:
+    for wire in (raw(wire_form(strings), len(strings)), typed(strings, len(strings))):
+        assert bound(wire, TEXT)["inputs"] == [wire_form(strings)]
+
+
+@pytest.mark.parametrize("other", NO_TEXT)
+@pytest.mark.parametrize("place", [0, 2])
+def test_other_bytes_are_refused_where_text_is_due_and_only_there(other: bytes, place: int) -> None:
+    strings = [b"a", b"", b"c"]
+    strings[place] = other
+    expected = "inference input 'A' for model 'm' takes text: expected UTF-8, got other bytes in element "
+    for wire in (raw(wire_form(strings), 3), typed(strings, 3)):
+        assert refused(wire, TEXT) == f"{expected}{place}"
+        assert bound(wire, PLAIN)["inputs"] == [wire_form(strings)]
+
+
+def test_a_character_does_not_reach_into_the_next_element() -> None:
+    strings = ["\u00e9".encode()[:1], "\u00e9".encode()[1:]]
+    for wire in (raw(wire_form(strings), 2), typed(strings, 2)):
+        assert refused(wire, TEXT).endswith("in element 0")

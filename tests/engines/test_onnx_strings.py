@@ -64,6 +64,11 @@ def test_text_comes_back_as_it_was(path: Path) -> None:
     assert queue.infer(x) == [x.tolist()]
 
 
+def test_inputs_are_text_to_the_front_end_and_nothing_else_is(path: Path) -> None:
+    spec = Queue(models.strings_and_numbers(path)).spec
+    assert [tensor.text for tensor in (*spec.inputs, *spec.outputs)] == [True, False, False, False]
+
+
 def test_a_request_without_rows(path: Path) -> None:
     queue = Queue(models.strings(path))
     slot = queue.submit(objects([], (0, 2)))
