@@ -135,8 +135,8 @@ class Host:
             came = ", ".join(f"'{name}'" for name in answer) or "nothing"
             raise WrongAnswer(f"{what} is missing; got {came}")
         array, dtype = answer[tensor.name], seen_dtype(tensor.datatype)
-        if isinstance(array, np.generic):
-            array = np.asarray(array)  # numpy makes arithmetic on a scalar array one of these
+        if isinstance(array, (np.generic, bytes, str)):  # arithmetic on a scalar array makes one of these
+            array = np.asarray(array, seen_dtype("BYTES") if isinstance(array, (bytes, str)) else None)
         if not isinstance(array, np.ndarray):
             raise WrongAnswer(f"{what} is {_kind(array)}; expected a numpy array of {dtype}")
         if not may_be(array, tensor.datatype):

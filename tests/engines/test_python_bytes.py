@@ -94,6 +94,19 @@ def test_a_model_that_does_not_batch(tmp_path: Path) -> None:
             assert answers[slot][0].tolist() == x.tolist()
 
 
+@pytest.mark.parametrize("expression", ["x + x", "np.asarray(x + x)", "(x + x).decode()", "np.bytes_(x + x)"])
+def test_a_scalar(tmp_path: Path, expression: str) -> None:
+    """numpy gives the element where arithmetic would give an array without dimensions."""
+    x, y = TensorSpec("x", "BYTES", ()), TensorSpec("y", "BYTES", ())
+    with Rig(tmp_path, answering(expression), [x], [y], max_batch_size=0) as rig:
+        assert rig.infer(objects([b"abc"], ()))[0].tolist() == b"abcabc"
+
+
+def test_a_scalar_where_none_is_due(tmp_path: Path) -> None:
+    with Rig(tmp_path, answering("b'abc'"), ONE_IN, ONE_OUT) as rig:
+        assert "output 'y' has shape []; expected [2, 1]" in rig.failure(words(2, 1, 0))[1]
+
+
 def test_beside_numbers_of_every_size(tmp_path: Path) -> None:
     """Where a tensor lies in memory depends on the sizes of those before it."""
     source = """
