@@ -71,6 +71,7 @@ _DATATYPES = {
     "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
+MAX_INPUT_ELEMENTS = 2**31 - 1  # no message holds more, even of one byte each
 _ALIGN = 64
 _EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
 _MAX_TEXT = 400
@@ -160,9 +161,15 @@ def _declarations(session: Any, where: str) -> tuple[list[Declared], list[Declar
     """Inputs and outputs as the file declares them. Raises ModelLoadError with all that are not served."""
     faults: list[str] = []
     sides = []
-    for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):
-        faults += [fault for node in nodes if (fault := _type_fault(kind, node))]
-        sides.append([Declared(n.name, _DATATYPES.get(n.type, ""), tuple(n.shape)) for n in nodes])
+    try:
+        for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):
+            faults += [
+                fault for node in nodes if (fault := _type_fault(kind, node) or _size_fault(kind, node))
+            ]
+            sides.append([Declared(n.name, _DATATYPES.get(n.type, ""), tuple(n.shape)) for n in nodes])
+    except UnicodeDecodeError as error:
+        what = "a name of its inputs, outputs or dimensions is not UTF-8 text; the file is damaged"
+        raise ModelLoadError(f"{where} cannot be served: {what}") from error
     if {"BF16", "BYTES"} <= {tensor.datatype for side in sides for tensor in side}:
         faults.append("it has tensors of both BYTES and BF16; expected one of them at most")
     if faults:
@@ -182,6 +189,15 @@ def _with_words(inputs: Sequence[Declared], path: str) -> list[Declared]:
     """The inputs with what the model's file knows of strings, for the test runs."""
     words = words_of(path) if has_strings(inputs) else ()
     return [tensor._replace(words=words) if tensor.datatype == "BYTES" else tensor for tensor in inputs]
+
+
+def _size_fault(kind: str, node: Any) -> str:
+    least = prod(dim for dim in node.shape if isinstance(dim, int) and dim > 0)
+    if kind == "output" or least <= MAX_INPUT_ELEMENTS:
+        return ""
+    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
+    most = f"a request has at most {MAX_INPUT_ELEMENTS} elements"
+    return f"input '{node.name}' is declared as {shape}; {most}"
 
 
 def _run_once(
@@ -381,6 +397,7 @@ class _Input:
 _NOISE = [
     re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : "),
     re.compile(r"Error in execution: "),
+    re.compile(r"\[\w+Error\] "),
     re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*\([^()]*\)(?: const)? "),
     re.compile(r"Non-zero status code returned while "),
 ]

@@ -49,6 +49,8 @@ Run = Callable[[Sequence[Array]], Sequence[Array]]  # inputs to outputs, in mode
 ROWS = 3
 SIZES = (64, 16, 1, 256, 1024, 16000)  # most likely to run first
 MAX_ROW_ELEMENTS = 4 << 20  # of one input; larger test inputs would cost seconds
+MAX_FIXED_ELEMENTS = 64 << 20  # of one whose size is not ours to choose; larger ones would cost gigabytes
+TOO_LARGE = f"an input has more than {MAX_FIXED_ELEMENTS} elements"
 
 # Largest difference of a row in a batch from the row alone, as a fraction of the rows' spread. Measured here:
 # 4e-5 (magika), 2e-5 (a NHWC convolutional net), 0 (OCR, speech); dynamically quantised models 4e-3 and more.
@@ -166,6 +168,8 @@ def is_dynamic(dim: int | str | None) -> bool:
 
 def trials(inputs: Sequence[Declared]) -> Iterator[Trial]:
     """Everything to try, in order. One size suffices where only axis 0 is dynamic."""
+    if any(prod(_sizes(tensor.shape, 1, set())) > MAX_FIXED_ELEMENTS for tensor in inputs):
+        return
     inner = [tensor.shape[1:] for tensor in inputs if any(is_dynamic(dim) for dim in tensor.shape[1:])]
     for size in SIZES if inner else SIZES[:1]:
         if all(prod(_sizes(shape, size, set())) <= MAX_ROW_ELEMENTS for shape in inner):
@@ -230,7 +234,7 @@ def _joined(rows: Sequence[tuple[Array, ...]]) -> list[Array]:
 
 def observe(inputs: Sequence[Declared], run: Run) -> Probe:
     """Runs one request of a model that does not batch, to see its outputs' shapes. The finding is UNKNOWN."""
-    error = RunFailed("nothing was tried")
+    error = RunFailed(TOO_LARGE)
     for trial in trials(inputs):
         sample = make_row(inputs, 0, trial)
         try:
@@ -263,7 +267,9 @@ def probe_rows(inputs: Sequence[Declared], outputs: Sequence[Declared], run: Run
         if probe.finding != Finding.UNKNOWN:
             return probe
         unclear, unclear_size = unclear or probe, trial.size
-    return unclear or Probe(Finding.UNKNOWN, f"no test input could be run to compare rows ({failure})")
+    return unclear or Probe(
+        Finding.UNKNOWN, f"no test input could be run to compare rows ({failure or TOO_LARGE})"
+    )
 
 
 def _judge(

@@ -44,6 +44,9 @@ def open_model(model: Found) -> Engine:
         )
     except ModelLoadError as error:
         raise StartError(str(error)) from error
+    except MemoryError as error:
+        needs = "it needs more memory than there is, to load it or to try it out"
+        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {needs}") from error
     except Exception as error:
         say_exception(error)
         what = f"{type(error).__name__}: {error}"

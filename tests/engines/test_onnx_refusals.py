@@ -235,3 +235,34 @@ def test_an_engine_writes_no_files_and_reports_to_nobody(path: Path, tmp_path: P
         timeout=60,
     )
     assert list(home.iterdir()) == []
+
+
+def test_a_name_that_is_not_text_is_a_damaged_file(path: Path) -> None:
+    models.affine(path, axis0="NNNNNNNN")
+    path.write_bytes(path.read_bytes().replace(b"NNNNNNNN", b"NNNN\x80NNN"))
+    with pytest.raises(ModelLoadError, match="not UTF-8 text; the file is damaged"):
+        open_engine(str(path), name="m")
+
+
+@pytest.mark.parametrize("shape", [["N", 2**31], [2**31 - 1, 4], ["N", 2**62, 2**62]])
+def test_an_input_that_no_request_can_hold_is_refused_before_anything_is_allocated(tmp_path, shape) -> None:
+    path = models.one_node(tmp_path / "m.onnx", "Relu", x=shape, out=shape)
+    with pytest.raises(ModelLoadError, match=f"input 'x' is declared as .* at most {2**31 - 1} elements"):
+        open_engine(path, name="m")
+
+
+def test_an_input_too_large_to_be_tried_is_served_unbatched(tmp_path) -> None:
+    shape = ["N", 1 << 27]
+    engine = open_engine(models.one_node(tmp_path / "m.onnx", "Relu", x=shape, out=shape), name="m")
+    assert "more than 67108864 elements" in engine.spec.why_unbatched
+    assert not engine.sample
+    engine.close()
+
+
+def test_words_of_onnx_runtime_come_without_the_names_of_its_exceptions(tmp_path) -> None:
+    node = models.h.make_node("MatMul", ["x", "one"], ["y"])
+    path = models.save(tmp_path / "m.onnx", [node], [("x", T.FLOAT, ["N", 4])], [("y", T.FLOAT, ["N", 4])],
+                one=np.float32(1))  # fmt: skip
+    with pytest.raises(ModelLoadError) as caught:
+        open_engine(path, name="m")
+    assert "Error]" not in str(caught.value) and "MatMul" in str(caught.value)
