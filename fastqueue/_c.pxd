@@ -9,7 +9,7 @@ cdef extern from "fq_layout.h" nogil:
     ctypedef struct fq_bell:
         pass
     const int FQ_MAX_RANK, FQ_MAX_TENSORS, FQ_MAX_EXTENTS, FQ_MAX_MODELS, FQ_MAX_SIZES, FQ_REASONS, FQ_TEXT
-    const uint32_t FQ_ABI_VERSION, FQ_FINAL, FQ_AGAIN
+    const uint32_t FQ_ABI_VERSION, FQ_FINAL, FQ_AGAIN, FQ_UNLAUNCHED
     const uint64_t FQ_MAGIC_LANE, FQ_MAGIC_INPUT, FQ_MAGIC_OUTPUT, FQ_MAGIC_WORKER
 
     ctypedef struct fq_a32:

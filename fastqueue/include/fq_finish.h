@@ -60,8 +60,9 @@ static inline void fq_chain_drop(fq_former *f, fq_request *r) {
 }
 
 static inline void fq_request_post(fq_request *r, fq_attached *lane, int64_t now) {
+    uint32_t flags = FQ_FINAL | r->flags | (r->taken_ns ? 0u : FQ_UNLAUNCHED);
     fq_completion done = {
-        .slot = r->number, .flags = FQ_FINAL | r->flags, .status = r->status, .text_bytes = r->text_bytes, .answer = r->answer,
+        .slot = r->number, .flags = flags, .status = r->status, .text_bytes = r->text_bytes, .answer = r->answer,
         .batch = r->batch, .batch_rows = r->batch_rows, .reason = r->reason,
         .queue_ns = r->taken_ns ? r->taken_ns - r->slot.arrival_ns : now - r->slot.arrival_ns,
         .input_ns = r->input_ns, .compute_ns = r->compute_ns, .output_ns = r->output_ns, .done_ns = now,

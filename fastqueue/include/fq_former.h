@@ -87,8 +87,7 @@ static inline void fq_former_accept(fq_former *f, fq_attached *lane, fq_request 
     }
     r->level = fq_level_of(r->slot.priority, model->level_count, model->default_level);
     if (fq_former_is_full(f, r, now)) {
-        (void)snprintf(text, sizeof text, "%u requests wait for this model, as many as its queue policy (max_queue_size) allows; "
-                       "try again later", model->levels[r->level].max_queue);
+        (void)snprintf(text, sizeof text, "%u requests wait, as many as its queue policy (max_queue_size) allows; try again later", model->levels[r->level].max_queue);
         fq_former_refuse(f, r, FQ_EXHAUSTED, FQ_AGAIN, text);
         return;
     }

@@ -102,8 +102,11 @@ typedef struct fq_submission {
 
 /* ---- the answer ---- */
 
-/* FQ_AGAIN: an error that may be gone when the same request is sent a little later. */
-enum { FQ_FINAL = 1u, FQ_AGAIN = 2u };
+enum {
+    FQ_FINAL = 1u,
+    FQ_AGAIN = 2u,    /* an error that may be gone when the same request is sent a little later */
+    FQ_UNLAUNCHED = 4u /* no part of the request has come to an engine */
+};
 
 /* `status` is a gRPC status code: 0, or an error whose message is the slot's text. */
 typedef struct fq_completion {

@@ -44,6 +44,9 @@ cdef extern from "hr_spec.h" nogil:
         uint32_t id
         uint32_t worker
         uint32_t max_batch_size
+        uint32_t levels
+        uint32_t default_level
+        uint32_t fixed_timeouts
         uint32_t input_count
         uint32_t output_count
         hr_tensor_spec inputs[64]

@@ -67,6 +67,10 @@ cdef int fill_draft(hr_spec *draft, object model, int id, int worker, list strin
     strings += [model.name.encode(), model.version.encode()]
     draft.name, draft.version = view(strings[0]), view(strings[1])
     draft.id, draft.worker, draft.max_batch_size = id, worker, model.max_batch_size
+    draft.levels = len(model.scheduling.levels)
+    draft.default_level = model.scheduling.default_level - 1
+    for i, level in enumerate(model.scheduling.levels):
+        draft.fixed_timeouts |= <uint32_t>(not level.override) << i
     draft.input_count = fill_tensors(draft.inputs, model.inputs, strings)
     draft.output_count = fill_tensors(draft.outputs, model.outputs, strings)
     for i, tensor in enumerate(model.outputs[:HR_MAX_TENSORS]):

@@ -3,7 +3,7 @@
  * A spec is made once, when a model is loaded, and never changes. It is one allocation: the struct and behind it its
  * strings. It belongs to one front-end thread, which counts who holds it without atomics: the thread's
  * table, and every request in flight, whose answer needs the names. So a model may leave the table while its last
- * requests are still being answered.
+ * requests are still being answered. The thread also counts there what the model has in flight.
  *
  * A table is made whole and swapped whole, so that loading and unloading never show a state in between.
  */
@@ -65,9 +65,15 @@ typedef struct hr_spec {
     uint32_t id;      /* of the loaded model, never reused */
     uint32_t worker;  /* which lane it is reached through */
     uint32_t max_batch_size; /* 0: the model does not batch */
+    uint32_t levels;         /* of priority, at least 1 */
+    uint32_t default_level;  /* from 0 */
+    uint32_t fixed_timeouts; /* bit l: on level l the queue policy's time-out stands, whatever `timeout` a request has */
     uint32_t input_count;
     uint32_t output_count;
     uint32_t holders;
+    uint32_t requests; /* in flight, and */
+    uint64_t bytes;    /* what they have of the input arena's head, */
+    uint64_t spill_bytes; /* and behind it */
     hr_tensor_spec inputs[HR_MAX_TENSORS];
     hr_tensor_spec outputs[HR_MAX_TENSORS];
 } hr_spec;

@@ -109,6 +109,7 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
         warnings=wanted.warnings + found.warnings,
         batch_sizes=found.batch_sizes,
         config_json=wanted.config_json,
+        scheduling=wanted.scheduling,
     )
     served = as_served(wanted, spec)
     if faults := served.faults() + disagreements(wanted, spec):

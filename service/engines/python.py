@@ -47,6 +47,11 @@ from service.engines.python_memory import TensorMemory, layout
 from service.engines.python_process import ExecutionTimeout, InstanceProcess, Keeper, ProcessEnded
 from service.engines.strings import ROW_END_BYTES
 from service.errors import Code
+from service.models.scheduling import (
+    DEFAULT_EXECUTION_TIMEOUT_S,
+    EXECUTION_TIMEOUT,
+    execution_timeout_s,
+)
 from service.models.spec import ALLOWED_BATCH_SIZES, ModelSpec, TensorSpec
 from service.models.wanted import Wanted, WantedTensor
 
@@ -57,10 +62,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "python"
 BACKEND = "python"
-EXECUTION_TIMEOUT = "execution_timeout_s"
-DEFAULT_EXECUTION_TIMEOUT_S = 300.0
 ANY_SIZE = f"parameter '{ALLOWED_BATCH_SIZES}' is not used: a Python model gets batches as they are"
-_MAX_EXECUTION_TIMEOUT_S = 1e6
 
 
 # ---- loading ----
@@ -93,6 +95,7 @@ def open_python_model(path: str, *, name: str, version: str, wanted: Wanted) -> 
         why_unbatched="" if size else "config.pbtxt has no max_batch_size above 0",
         warnings=wanted.warnings + (ANY_SIZE,) * bool(wanted.batch_sizes),
         config_json=wanted.config_json,
+        scheduling=wanted.scheduling,
     )
     return open_python(path, spec, {key: value.get("string_value", "") for key, value in said.items()})
 
@@ -116,7 +119,10 @@ def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None
         raise ModelLoadError(f"{where} cannot be read: expected a file with a class 'Model'")
     if faults := spec.faults():
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
-    timeout_s = execution_timeout_s(parameters, where)
+    try:
+        timeout_s = execution_timeout_s(parameters.get(EXECUTION_TIMEOUT, str(DEFAULT_EXECUTION_TIMEOUT_S)))
+    except ValueError as error:
+        raise ModelLoadError(f"{where}: {error}") from error
     load = load_message(os.path.abspath(path), spec, parameters)
     engine = PythonEngine(spec, load, timeout_s)
     try:
@@ -125,19 +131,6 @@ def open_python(path: str, spec: ModelSpec, parameters: Mapping[str, str] | None
         engine.close()
         raise ModelLoadError(f"{where} was not loaded: {error}") from error
     return engine
-
-
-def execution_timeout_s(parameters: Mapping[str, str], where: str) -> float:
-    """The setting of that name, in seconds. Raises ModelLoadError."""
-    text = parameters.get(EXECUTION_TIMEOUT, str(DEFAULT_EXECUTION_TIMEOUT_S))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _MAX_EXECUTION_TIMEOUT_S:
-        limits = f"a number of seconds above 0, at most {_MAX_EXECUTION_TIMEOUT_S:.0f}"
-        raise ModelLoadError(f"{where}: {EXECUTION_TIMEOUT} is '{text}'; expected {limits}")
-    return seconds
 
 
 def load_message(file: str, spec: ModelSpec, parameters: Mapping[str, str]) -> dict[str, Any]:

@@ -240,8 +240,8 @@ cdef class Dispatcher:
 
     def drain(self, now_ns=None) -> list:
         """Answers that have come, until they have DRAINED bytes; `arm` says whether there are more. Each is (token, 0, encoded
-        response) or (token, gRPC status code, message as UTF-8). A request whose deadline has passed is among them, with
-        DEADLINE_EXCEEDED."""
+        response, False) or (token, gRPC status code, message as UTF-8, whether the same request may succeed a little
+        later). A request whose deadline has passed is among them, with DEADLINE_EXCEEDED."""
         self.alive()
         cdef int64_t now = _c.fq_monotonic_ns() if now_ns is None else now_ns
         cdef list found = []
@@ -249,7 +249,8 @@ cdef class Dispatcher:
         while size < DRAINED and hr_dispatch_next(self.d, now, &self.answer):
             try:
                 payload = encode(&self.answer.response) if self.answer.code == 0 else <bytes>self.answer.error.text
-                found.append((self.answer.token, self.answer.code, payload))
+                again = self.answer.code != 0 and self.answer.error.transient
+                found.append((self.answer.token, self.answer.code, payload, again))
                 size += <size_t>len(payload)
             finally:
                 hr_dispatch_retire(self.d, &self.answer)

@@ -22,6 +22,9 @@ static hr_pending *pending_of(hr_timer *timer) { return (hr_pending *)(void *)ti
 
 void hr_pending_clear(hr_dispatch *d, hr_pending *p) {
     hr_deadlines_remove(&d->deadlines, &p->timer);
+    p->spec->requests--;
+    p->spec->bytes -= p->bytes;
+    p->spec->spill_bytes -= p->spill_bytes;
     hr_spec_drop(p->spec);
     if (p->id != p->id_inline) free(p->id);
     p->spec = NULL;
@@ -42,10 +45,12 @@ static hr_lane *find_lane(hr_dispatch *d, const hr_spec *spec, hr_error *err) {
     return NULL;
 }
 
-/* When the request must be answered: the call's deadline, or the request's own timeout when that is earlier. */
-static int64_t budget_of(const hr_call *call, const hr_bound *bound) {
+/* When the request must be answered: the call's deadline, or the request's own timeout when that is earlier and the queue
+ * policy of its level does not forbid it. What the policy itself allows is the worker's to watch: it bounds the wait alone. */
+static int64_t budget_of(const hr_call *call, const hr_spec *spec, const hr_bound *bound) {
     int64_t at = INT64_MAX, timeout_ns;
-    if (bound->timeout_us == 0) return call->deadline_ns;
+    uint32_t level = fq_level_of(bound->priority, spec->levels, spec->default_level);
+    if (bound->timeout_us == 0 || spec->fixed_timeouts >> level & 1) return call->deadline_ns;
     if (__builtin_mul_overflow(bound->timeout_us, 1000, &timeout_ns) ||
         __builtin_add_overflow(call->arrival_ns, timeout_ns, &at))
         at = INT64_MAX;
@@ -61,6 +66,8 @@ static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call 
     if (id.length > 0) memcpy(p->id, id.data, id.length);
     p->id_length = id.length;
     p->spec = hr_spec_hold(spec);
+    p->spec->requests++;
+    p->bytes = p->spill_bytes = 0;
     p->token = call->token;
     p->sequence = ++d->sequence & (UINT64_MAX >> 22);
     p->arrival_ns = call->arrival_ns;
@@ -72,31 +79,6 @@ static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call 
     p->timer.place = 0;
     d->outstanding++;
     return 0;
-}
-
-static int arena_full(const hr_dispatch *d, uint64_t bytes, hr_error *err) {
-    unsigned long long head_mb = d->input.blocks / ((1u << 20) / FQ_LARGE), spill_mb = d->input.spill.pages * FQ_PAGE >> 20;
-    unsigned long long head_used = d->input.used_bytes, spill_used = hr_dispatch_spill_used(d), needed = bytes;
-    if (bytes > FQ_LARGE && bytes > fq_input_most(&d->input))
-        return hr_fail(err, HR_RESOURCE_EXHAUSTED,
-                       "a request of %llu bytes never fits into the input arena of %llu MB (--arena-mb), of which one "
-                       "request may have three quarters, nor into the %llu MB for large ones (--spill-mb): send fewer "
-                       "rows or raise one of them",
-                       needed, head_mb, spill_mb);
-    int spills = fq_input_spills(&d->input, bytes);
-    hr_fail(err, HR_RESOURCE_EXHAUSTED,
-            "the input arena has no room for %llu bytes now: %llu bytes of its %llu MB %s are in use, try later", needed,
-            spills ? spill_used : head_used, spills ? spill_mb : head_mb,
-            spills ? "for large requests (--spill-mb)" : "(--arena-mb)");
-    err->transient = true;
-    return -1;
-}
-
-static int slots_out(const hr_dispatch *d, hr_error *err) {
-    hr_fail(err, HR_RESOURCE_EXHAUSTED,
-            "all %u slots for requests in flight to this worker (--slots-per-lane) are in use, try later", d->slots);
-    err->transient = true;
-    return -1;
 }
 
 /* Where a request's tensors come from, while they are copied. */
@@ -128,9 +110,16 @@ static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
     hr_sources sources;
     uint32_t count = d->bound.input_count;
     for (uint32_t i = 0; i < count; i++) find_source(d, p->spec, i, &sources);
+    uint64_t bytes = fq_fill_bytes(sources.of, count, count);
+    uint64_t used = d->input.used_bytes, spill_used = hr_dispatch_spill_used(d);
+    if (hr_bounds_check(d, p->spec, bytes, err) < 0) return -1;
     p->block_count = fq_fill(&d->input, d->arena, sources.of, count, p->blocks, slot);
-    if (p->block_count > 0) return 0;
-    return arena_full(d, fq_fill_bytes(sources.of, count, count), err);
+    if (p->block_count == 0) return hr_bounds_arena(d, bytes, err);
+    p->bytes = d->input.used_bytes - used;
+    p->spill_bytes = hr_dispatch_spill_used(d) - spill_used;
+    p->spec->bytes += p->bytes;
+    p->spec->spill_bytes += p->spill_bytes;
+    return 0;
 }
 
 /* Every word of the slot but the cancel word, which claiming cleared, and the header, which fill has set. */
@@ -166,7 +155,7 @@ static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *ca
                  uint64_t *handle, hr_error *err) {
     uint32_t number;
     fq_slot *slot = fq_lane_claim(&lane->front, &number);
-    if (slot == NULL) return slots_out(d, err);
+    if (slot == NULL) return hr_bounds_slots(d, err);
     hr_pending *p = &lane->pending[number];
     if (remember(d, p, spec, call) < 0) {
         fq_lane_free(&lane->front, number);
@@ -197,7 +186,7 @@ int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, co
     hr_lane *lane = spec ? find_lane(d, spec, err) : NULL;
     if (lane == NULL || hr_validate(spec, &d->request, &d->bound, err) < 0) return -1;
     if (check_size(d, spec, err) < 0) return -1;
-    int64_t deadline_ns = budget_of(call, &d->bound);
+    int64_t deadline_ns = budget_of(call, spec, &d->bound);
     if (deadline_ns <= call->arrival_ns)
         return hr_fail(err, HR_DEADLINE_EXCEEDED,
                        "Request timeout expired: the deadline of the request for model '%.*s' had passed when it "
@@ -227,6 +216,13 @@ static void finish(hr_answer *out, const hr_pending *p) {
     if (p->stream) out->response.error = hr_view_of(out->error.text);
 }
 
+/* The deadline of a request has passed, whoever saw it first. */
+static void say_late(hr_answer *out, const hr_pending *p) {
+    out->code = HR_DEADLINE_EXCEEDED;
+    hr_fail(&out->error, out->code, "Request timeout expired: model '%.*s' did not answer within %lld us",
+            HR_NAME(p->spec->name), (long long)(p->timer.at_ns - p->arrival_ns) / 1000);
+}
+
 /* ---- ANSWERED without the worker ---- */
 
 static void leave(hr_dispatch *d, hr_pending *p) {
@@ -245,14 +241,11 @@ static int next_expired(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
     hr_timer *timer = hr_deadlines_first(&d->deadlines);
     if (timer == NULL || timer->at_ns > now_ns) return 0;
     hr_pending *p = pending_of(timer);
-    long long us = (timer->at_ns - p->arrival_ns) / 1000;
     out->token = p->token;
-    out->code = HR_DEADLINE_EXCEEDED;
     out->held = false;
     out->completion = (fq_completion){0};
     hr_answer_names(out, p); /* the slot lives until FINAL, which is not looked for before the caller comes back */
-    hr_fail(&out->error, out->code, "Request timeout expired: model '%.*s' did not answer within %lld us",
-            HR_NAME(p->spec->name), us);
+    say_late(out, p);
     finish(out, p);
     leave(d, p);
     return 1;
@@ -273,7 +266,18 @@ static void read_error(hr_answer *out, const hr_lane *lane, const hr_pending *p)
     for (int cut = 0; cut < 3 && text.length > 0 && !hr_utf8_valid(text); cut++) text.length--;
     if (text.length == 0 || !hr_utf8_valid(text)) text = hr_view_of("the worker failed without saying why");
     out->code = out->completion.status <= HR_LAST_CODE ? (int)out->completion.status : HR_INTERNAL;
-    hr_fail(&out->error, out->code, "%.*s", hr_shown_up_to(text, HR_TEXT - 1), (const char *)text.data);
+    bool again = (out->completion.flags & FQ_AGAIN) != 0, queue = (out->completion.flags & FQ_UNLAUNCHED) != 0;
+    const char *words = NULL; /* those of Triton that clients look for, where it was the queue that refused */
+    if (queue && out->code == HR_DEADLINE_EXCEEDED) words = "Request timeout expired";
+    if (queue && again && out->code == HR_RESOURCE_EXHAUSTED) words = "Exceeds maximum queue size";
+    if (queue && out->code == HR_DEADLINE_EXCEEDED && p->timer.at_ns <= out->completion.done_ns)
+        say_late(out, p);
+    else if (words == NULL)
+        hr_fail(&out->error, out->code, "%.*s", hr_shown_up_to(text, HR_TEXT - 1), (const char *)text.data);
+    else
+        hr_fail(&out->error, out->code, "%s: model '%.*s': %.*s", words, HR_NAME(p->spec->name),
+                hr_shown_up_to(text, HR_TEXT - HR_NAME_SHOWN - 64), (const char *)text.data);
+    out->error.transient = again;
 }
 
 static void take(hr_dispatch *d, hr_lane *lane, hr_pending *p, hr_answer *out) {
@@ -351,8 +355,22 @@ int64_t hr_dispatch_next_deadline(const hr_dispatch *d) {
 
 /* ---- the rest ---- */
 
+/* The old table's spec of a model that is in both, or NULL. Ids are never used again, so it says just the same. */
+static hr_spec *kept_spec(const hr_table *old, const hr_spec *spec) {
+    for (uint32_t i = 0; old != NULL && i < old->count; i++)
+        if (old->specs[i]->id == spec->id && old->specs[i]->worker == spec->worker) return old->specs[i];
+    return NULL;
+}
+
+/* A model that stays keeps its spec, and with it the count of what it has in flight. */
 void hr_dispatch_set_table(hr_dispatch *d, hr_table *table) {
     hr_table *old = d->table;
+    for (uint32_t i = 0; i < table->count; i++) {
+        hr_spec *kept = kept_spec(old, table->specs[i]);
+        if (kept == NULL) continue;
+        hr_spec_drop(table->specs[i]);
+        table->specs[i] = hr_spec_hold(kept);
+    }
     d->table = table;
     hr_table_drop(old);
 }

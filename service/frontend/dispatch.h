@@ -47,6 +47,7 @@ enum {
     HR_MAX_LANES = 64,
     HR_MAX_CLASSES = 1 << 20 /* of one answer: this thread writes their texts, and others wait meanwhile */
 };
+#define HR_NO_LANE UINT32_MAX /* of a model whose worker is gone */
 
 typedef struct hr_dispatch hr_dispatch;
 

@@ -173,6 +173,8 @@ uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t number, uint64_t *token
         if (p->state != HR_TAKEN) fq_input_free(&d->input, p->blocks, p->block_count);
         hr_pending_clear(d, p);
     }
+    for (uint32_t i = 0; d->table != NULL && i < d->table->count; i++)
+        if (d->table->specs[i]->worker == number) d->table->specs[i]->worker = HR_NO_LANE; /* the next one has its own */
     free_lane(lane);
     return count;
 }

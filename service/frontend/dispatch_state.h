@@ -6,6 +6,7 @@
 #include "dispatch_deadlines.h"
 #include "fq_fill.h"
 #include "fq_lane.h"
+#include "fq_policy.h"
 #include "hr_scan.h"
 #include "hr_strings.h"
 #include "hr_validate.h"
@@ -29,6 +30,8 @@ typedef struct hr_pending {
     uint8_t *id;   /* id_inline, or memory of its own */
     size_t id_length;
     uint32_t block_count;
+    uint64_t bytes;       /* of the input arena's head */
+    uint64_t spill_bytes; /* or behind it */
     uint32_t slot;
     uint8_t lane;
     uint8_t state;
@@ -80,6 +83,13 @@ struct hr_dispatch {
 
 /* Forgets a request whose slot is given back: the spec, the id, the timer. Its blocks are the caller's to free. */
 void hr_pending_clear(hr_dispatch *d, hr_pending *p);
+
+/* May one more request of this model, with `bytes` of tensors, be in flight? 0, or -1 with *err. */
+int hr_bounds_check(const hr_dispatch *d, const hr_spec *spec, uint64_t bytes, hr_error *err);
+
+/* Why there was no slot, and no memory: -1, with *err. */
+int hr_bounds_slots(const hr_dispatch *d, hr_error *err);
+int hr_bounds_arena(const hr_dispatch *d, uint64_t bytes, hr_error *err);
 
 /* Fills in what every response to this request says: its names and id. */
 void hr_answer_names(hr_answer *out, const hr_pending *p);

@@ -27,6 +27,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from service._pb import model_config as pb
 from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
+from service.models.scheduling import EXECUTION_TIMEOUT, scheduling_from
 from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config, reshape_fault
 from service.models.wanted import Wanted, WantedTensor
 
@@ -55,6 +56,10 @@ SERVED = frozenset(
         "instance_group.name",
         "instance_group.count",
         "dynamic_batching.max_queue_delay_microseconds",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.default_priority_level",
+        "dynamic_batching.default_queue_policy",
+        "dynamic_batching.priority_queue_policy",
     ]
 )
 HINTS = frozenset(
@@ -79,7 +84,7 @@ HINTS = frozenset(
 LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"])
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 NO_HINT_KINDS = (pb.ModelInstanceGroup.KIND_AUTO, pb.ModelInstanceGroup.KIND_CPU)
-_KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES])
+_KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
 
 
 class ConfigFault(Exception):
@@ -206,6 +211,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
     faults += _number_faults(config)
     sizes = _batch_sizes(config, faults)
     inputs, outputs = _tensors("input", config.input, faults), _tensors("output", config.output, faults)
+    scheduling = scheduling_from(config, faults)
     if faults:
         raise ConfigFault("; ".join(faults))
     counts = [group.count or 1 for group in config.instance_group]
@@ -222,6 +228,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         instances=sum(counts) or defaults.instances,
         warnings=tuple(warnings(config)),
         config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
+        scheduling=scheduling,
     )
 
 

@@ -2,8 +2,9 @@
 
     engine --load--> ModelSpec --JSON, control socket and link--> front end: codec's blob, metadata, config
 
-The worker's engine makes it; nobody changes it afterwards. This file depends on nothing of ours, and on numpy
-only where somebody asks for a dtype, so that any process may import it at little cost.
+The worker's engine makes it; nobody changes it afterwards. This file depends on the plain data of
+`scheduling`, and on numpy only where somebody asks for a dtype, so that any process may import it at little
+cost.
 
 The batch axis is not in the dims of a model that batches (`max_batch_size` > 0): a TensorSpec describes one
 row. ModelConfig says dims in just that form, ModelMetadata says shapes with a leading -1 instead; clients
@@ -26,6 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from service.models.scheduling import Scheduling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +159,8 @@ class ModelSpec:
         instances: execution slots. why_unbatched: one clause, for the log, where max_batch_size is 0.
         warnings: sentences for the log on what the user should know about this model. batch_sizes: the sizes
         that the engine runs, ascending, to which it pads smaller batches; empty: every size. config_json: the
-        user's ModelConfig, as JSON with the names of the proto; empty where there is none.
+        user's ModelConfig, as JSON with the names of the proto; empty where there is none. scheduling: who
+        goes first, who may wait, and how long a batch may run.
     """
 
     name: str
@@ -172,6 +176,7 @@ class ModelSpec:
     warnings: tuple[str, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     config_json: str = ""
+    scheduling: Scheduling = Scheduling()
 
     @property
     def batches(self) -> bool:
@@ -203,6 +208,8 @@ class ModelSpec:
         values["outputs"] = _tensors_from(values["outputs"])
         values["warnings"] = tuple(values.get("warnings", ()))
         values["batch_sizes"] = tuple(values.get("batch_sizes", ()))
+        if "scheduling" in values:
+            values["scheduling"] = Scheduling.from_json(values["scheduling"])
         return cls(**values)
 
 

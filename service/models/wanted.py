@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from service.models.probe import Declared, is_dynamic
+from service.models.scheduling import Scheduling
 from service.models.spec import ModelSpec, TensorSpec
 
 
@@ -44,7 +45,7 @@ class Wanted:
         max_batch_size: rows of a batch at most; 0: no batching; None: derived. firm: a model that cannot do
         `max_batch_size` is refused, instead of served with less. batch_sizes: sizes that the engine may run,
         ascending; empty: every size. max_batch_wait_us, instances: as in ModelSpec. warnings: sentences about
-        the config for the log. config_json: as in ModelSpec.
+        the config for the log. config_json, scheduling: as in ModelSpec.
     """
 
     max_batch_size: int | None = None
@@ -56,6 +57,7 @@ class Wanted:
     instances: int = 1
     warnings: tuple[str, ...] = ()
     config_json: str = ""
+    scheduling: Scheduling = Scheduling()
 
 
 def asked_size(wanted: Wanted, inputs: Sequence[Declared]) -> int | None:

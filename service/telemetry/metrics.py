@@ -54,6 +54,8 @@ class StatsLike(Protocol):
     @property
     def expired(self) -> int: ...
     @property
+    def slow(self) -> int: ...
+    @property
     def pending_rows(self) -> int: ...
     @property
     def reasons(self) -> dict[str, int]: ...
@@ -80,6 +82,11 @@ Source = Callable[[], Snapshot]
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[StatsLike], float]], ...] = (
     ("headrace_inference_count", "Rows that were executed.", lambda s: s.rows),
     ("headrace_execution_count", "Batches that were executed.", lambda s: s.executions),
+    (
+        "headrace_slow_batches",
+        "Batches that ran for longer than 10 s and than 20 times what was predicted.",
+        lambda s: s.slow,
+    ),
     ("headrace_request_seconds", "Time of answered requests in the worker.", lambda s: _seconds(s.success)),
     ("headrace_queue_seconds", "Time that requests waited for their batch.", lambda s: _seconds(s.queue)),
     ("headrace_compute_input_seconds", "Time of copying inputs, by request.", lambda s: _seconds(s.input)),

@@ -3,6 +3,7 @@
     link threads      one per link: attaches the front end's lanes, says what it serves, detaches at the end
     former thread     native: takes requests from all lanes and closes batches
     launcher threads  one per stream: see launcher.py
+    watch thread      ends the process when a batch hangs: see watch.py
 
 On a CPU each model has `instances` streams of its own, so that a slow model does not stop the others: a
 model is a group of streams to the former. Model ids count from 1 and are never used again in a worker's
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastqueue import BatchFormer, QueueError
+from fastqueue import BatchFormer, Level, QueueError
 from service.control import Channel, Message, ProtocolError
 from service.engines.base import Engine, Instance
 from service.errors import StartError
@@ -33,9 +34,11 @@ from service.log import say
 from service.models.spec import ModelSpec
 from service.worker.launcher import run_stream
 from service.worker.warmup import start_instances
+from service.worker.watch import Watch, Watched
 
 MAX_STREAMS = 64
 FDS_PER_LANE = 3
+OWN_PROCESSES = "python"  # the backend whose engine ends what hangs itself
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Worker:
         self._threads: list[threading.Thread] = []
         self._links: dict[Channel, threading.Thread] = {}
         self._lock = threading.Lock()  # guards _links; never taken on the way of a request
+        self._watch = Watch(self._former.watch, self._watched)
         self._models = [self._add(number, engine) for number, engine in enumerate(engines, 1)]
 
     def _add(self, number: int, engine: Engine) -> LoadedModel:
@@ -75,6 +79,11 @@ class Worker:
             output_row_bytes=[tensor.row_bytes for tensor in spec.outputs],
             max_wait_ns=spec.max_batch_wait_us * 1000,
             max_streams=spec.instances,
+            levels=[
+                Level(level.timeout_us * 1000, level.delay, level.max_queue_size)
+                for level in spec.scheduling.levels
+            ],
+            default_level=spec.scheduling.default_level - 1,
         )
         return LoadedModel(number, engine, start_instances(engine))
 
@@ -86,6 +95,7 @@ class Worker:
     def start(self) -> None:
         """Starts the former and the launchers."""
         self._start_thread("former", self._former.run)
+        self._watch.start()
         for model in self._models:
             for instance in model.instances:
                 stream = self._former.add_stream(model.id)
@@ -94,6 +104,14 @@ class Worker:
                 self._start_thread(
                     f"stream {stream}: {name}", run_stream, self._former, stream, instance, name
                 )
+
+    def _watched(self) -> dict[int, Watched]:
+        found = {}
+        for model in self._models:
+            spec = model.engine.spec
+            limit_s = None if spec.backend == OWN_PROCESSES else spec.scheduling.execution_timeout_s
+            found[model.id] = Watched(f"model '{spec.name}' version {spec.version}", limit_s)
+        return found
 
     def _start_thread(self, name: str, target: Any, *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -158,6 +176,7 @@ class Worker:
         for thread in self.close_links():
             thread.join()
         self._former.close()
+        self._watch.stop()
         for thread in self._threads:
             thread.join()
         for model in self._models:

@@ -9,6 +9,7 @@ import pytest
 
 from service._pb import inference
 from service.codec import RequestError, _codec
+from service.models.scheduling import Scheduling
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Model:
     max_batch_size: int = 8
     inputs: tuple[Tensor, ...] = (Tensor("A"), Tensor("B", "INT8", (-1, 2)))
     outputs: tuple[Tensor, ...] = field(default=(Tensor("X"), Tensor("Y"), Tensor("Z")))
+    scheduling: Scheduling = Scheduling()
 
     def spec(self) -> _codec.Spec:
         return _codec.Spec(self)  # type: ignore[arg-type]

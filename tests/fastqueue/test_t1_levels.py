@@ -159,8 +159,7 @@ def test_a_full_queue_refuses_and_says_so() -> None:
     for completion in refused.values():
         assert (completion.status, completion.again) == (EXHAUSTED, True)
         assert completion.message == (
-            "3 requests wait for this model, as many as its queue policy (max_queue_size) allows; "
-            "try again later"
+            "3 requests wait, as many as its queue policy (max_queue_size) allows; try again later"
         )
     assert [slot for (slot,) in batches_behind(rig, running)] == slots[:3]
     rig.assert_clean()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastqueue import Batch, BatchFormer
+from fastqueue import Batch, BatchFormer, Level
 from service._pb import inference
 from service.frontend._dispatch import Dispatcher, RequestError
 from service.models.spec import ModelSpec, TensorSpec
@@ -63,7 +63,7 @@ class Worker:
         self.specs: dict[int, ModelSpec] = {}
         self.streams: dict[int, int] = {}
 
-    def add(self, id: int, spec: ModelSpec) -> None:
+    def add(self, id: int, spec: ModelSpec, **level: int) -> None:
         self.specs[id] = spec
         self.streams[id] = self.former.add_stream(id)
         self.former.add_model(
@@ -73,6 +73,7 @@ class Worker:
             batched=spec.max_batch_size > 0,
             element_bytes=[tensor.element_bytes for tensor in spec.inputs],
             output_row_bytes=[-1] * len(spec.outputs),
+            levels=[Level(**level)],
         )
 
     def take(self, id: int) -> Batch | None:
@@ -148,7 +149,7 @@ class Rig:
     def drain(self) -> dict[int, tuple[int, bytes]]:
         """Answers by token; a token comes once."""
         answers = self.dispatcher.drain(self.now)
-        found = {token: (code, payload) for token, code, payload in answers}
+        found = {token: (code, payload) for token, code, payload, _ in answers}
         assert len(found) == len(answers)
         return found
 

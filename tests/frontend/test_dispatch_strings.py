@@ -215,12 +215,15 @@ def test_strings_and_row_ends_in_many_pieces_of_the_arena(typed: bool) -> None:
     rig = Rig(arena_mb=8, slots=64)
     spec = replace(M, max_batch_size=4096)
     rig.worker(spec, output_mb=8, kind=Turner)
-    other = model("other", outputs=("Y",))
-    blocks = rig.worker(other, output_mb=8)
+    others = [model("other", outputs=("Y",)), model("another", outputs=("Y",))]  # one may have half the arena
+    blocks = rig.worker(*others, output_mb=8)
     filler = inference.ModelInferRequest(model_name="other")
     filler.inputs.add(name="X", datatype="FP32", shape=[1, 65000])
     filler.raw_input_contents.append(bytes(4 * 65000))
-    handles = [rig.submit(filler.SerializeToString())[1] for _ in range(24)]
+    handles = []
+    for i in range(24):
+        filler.model_name = others[i // 12].name
+        handles.append(rig.submit(filler.SerializeToString())[1])
     for handle in handles[::2]:
         rig.dispatcher.cancel(handle)
     rig.workers[blocks].former.step()

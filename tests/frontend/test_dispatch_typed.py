@@ -42,10 +42,10 @@ def test_a_typed_tensor_in_several_pieces_of_the_arena() -> None:
     """Every second of many small requests is let go, so that the large one finds no room in one piece."""
     rig = Rig(arena_mb=4, slots=64)
     lane = rig.worker(M)
-    other = model("other", outputs=("Y",))
-    blocks = rig.worker(other, output_mb=8)
+    others = [model("other", outputs=("Y",)), model("another", outputs=("Y",))]  # one may have half the arena
+    blocks = rig.worker(*others, output_mb=8)
     filler = np.zeros((1, 65000), np.float32)  # nearly a block of 256 KB each
-    tokens = [rig.submit(request(other, filler))[1] for _ in range(12)]
+    tokens = [rig.submit(request(others[i // 6], filler))[1] for i in range(12)]
     for handle in tokens[::2]:
         rig.dispatcher.cancel(handle)
     worker = rig.workers[blocks]

@@ -69,10 +69,6 @@ def test_every_field_of_the_contract_is_accounted_for() -> None:
     assert sorted(paths - SERVED - HINTS) == [
         "batch_input",
         "batch_output",
-        "dynamic_batching.default_priority_level",
-        "dynamic_batching.default_queue_policy",
-        "dynamic_batching.priority_levels",
-        "dynamic_batching.priority_queue_policy",
         "ensemble_scheduling",
         "input.allow_ragged_batch",
         "input.is_non_linear_format_io",
@@ -101,11 +97,6 @@ def test_every_field_of_the_contract_is_accounted_for() -> None:
         ("batch_input { kind: BATCH_ITEM_SHAPE target_name: 'x' }", "batch_input"),
         ("batch_output { target_name: 'x' }", "batch_output"),
         ("response_cache { enable: true }", "response_cache.enable"),
-        ("dynamic_batching { priority_levels: 2 }", "dynamic_batching.priority_levels"),
-        (
-            "dynamic_batching { default_queue_policy { max_queue_size: 9 } }",
-            "dynamic_batching.default_queue_policy",
-        ),
         ("model_operations { op_library_filename: 'x.so' }", "model_operations"),
         ("instance_group { passive: true }", "instance_group.passive"),
     ],

@@ -29,9 +29,9 @@ sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.exe
 class Server:
     """The service with the model `affine`, ready when entered and gone when left."""
 
-    def __init__(self, folder: Path, **settings) -> None:
+    def __init__(self, folder: Path, execution_timeout_s: float = 300.0, **settings) -> None:
         self.model = folder / "affine.onnx"
-        self.model.write_text("a lock for gated_worker.py")
+        self.model.write_text(str(execution_timeout_s))  # what gated_worker.py has to know, and its lock
         self._log = open(folder / "log", "w+")
         self._settings = settings
         self._lock = open(self.model)

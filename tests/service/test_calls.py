@@ -14,7 +14,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.answers: list[tuple[int, int, bytes]] = []
+        self.answers: list[tuple[int, int, bytes, bool]] = []
         self.tokens: list[int] = []
         self.arms = 0
 
@@ -25,7 +25,7 @@ class Scripted:
         self.tokens.append(token)
         return token
 
-    def drain(self) -> list[tuple[int, int, bytes]]:
+    def drain(self) -> list[tuple[int, int, bytes, bool]]:
         answers, self.answers = self.answers, []
         return answers
 
@@ -47,7 +47,7 @@ class Scripted:
 
 
 class Broken:
-    def set_result(self, answer: tuple[int, int, bytes]) -> None:
+    def set_result(self, answer: tuple[int, int, bytes, bool]) -> None:
         raise RuntimeError("a defect")
 
 
@@ -60,9 +60,9 @@ def test_a_sink_that_takes_nothing_costs_nobody_else_an_answer(capfd) -> None:
         tickets = [calls.submit(b"", sink, None, False) for sink in (cancelled, Broken(), waiting)]
         cancelled.cancel()  # as gRPC does it: the handler that calls `cancel` has not run yet
         armed = dispatcher.arms
-        dispatcher.answers = [(token, 0, b"answer") for token, _ in tickets]
+        dispatcher.answers = [(token, 0, b"answer", False) for token, _ in tickets]
         os.eventfd_write(dispatcher.fd, 1)
-        assert await asyncio.wait_for(waiting, 60) == (tickets[2][0], 0, b"answer")
+        assert await asyncio.wait_for(waiting, 60) == (tickets[2][0], 0, b"answer", False)
         assert calls.in_flight == 0
         assert dispatcher.arms > armed, "the next answer will wake the loop"
         calls.cancel(tickets[0])

@@ -116,7 +116,7 @@ def test_the_series_of_a_model_go_with_it():
     empty = metrics.text()
 
     class Stats:
-        rows = executions = cancelled = expired = pending_rows = 0
+        rows = executions = cancelled = expired = slow = pending_rows = 0
         reasons = {"full": 1}
 
         class success:

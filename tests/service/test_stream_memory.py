@@ -122,7 +122,7 @@ class Watched:
 
     def drain(self):
         answers = self._dispatcher.drain()
-        self.drained.append(sum(len(payload) for _, _, payload in answers))
+        self.drained.append(sum(len(payload) for _, _, payload, _ in answers))
         return answers
 
     def __getattr__(self, name: str):

@@ -27,7 +27,8 @@ from service.frontend._dispatch import Dispatcher
 from service.log import say_exception
 from service.models.spec import ModelSpec
 
-Answer = tuple[int, int, bytes]  # token, status code, payload: a message when the code is 0, else UTF-8 text
+# Token; status code; payload: a message when the code is 0, else UTF-8 text; may it succeed a little later?
+Answer = tuple[int, int, bytes, bool]
 Ticket = tuple[int, int]  # token, handle
 
 WORKER_GONE = b"the worker of this model ended while it held the request; it is starting again, try later"
@@ -122,11 +123,11 @@ class Calls:
         self._tell_if_idle()
 
     def _told(self, answer: Answer) -> Answer:
-        token, code, payload = answer
+        token, code, payload, again = answer
         if code == 0 or not self._triton:
             return answer
-        code, message = as_triton(code, payload.decode(), None)
-        return token, code, message.encode()
+        code, message = as_triton(code, payload.decode(), again or None)
+        return token, code, message.encode(), again
 
     def _tell_if_idle(self) -> None:
         if self._idle is not None and not self._sinks:
@@ -163,7 +164,7 @@ class Calls:
         for token in self._dispatcher.close_lane(lane):
             sink = self._sinks.pop(token, None)
             if sink is not None:
-                give(sink, (token, Code.UNAVAILABLE, WORKER_GONE))
+                give(sink, (token, Code.UNAVAILABLE, WORKER_GONE, False))
         self._tell_if_idle()
 
     def set_models(self, models: list[tuple[int, int, ModelSpec]]) -> None:

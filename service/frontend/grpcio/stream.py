@@ -64,7 +64,7 @@ class Entry:
         self.error: tuple[int, str] | None = None  # when the message says that the request failed: how
 
     def set_result(self, answer: Answer) -> None:
-        _, code, payload = answer
+        _, code, payload, _ = answer
         self.ticket = None
         if code:
             self.fail(code, payload.decode())

@@ -51,11 +51,11 @@ class Unary:
         except Exception as error:
             return self._refuse(context, error)
         try:
-            _, code, payload = await answered
+            _, code, payload, again = await answered
         except asyncio.CancelledError:
             self._calls.cancel(ticket)
             raise
-        return payload if code == 0 else set_status(context, code, payload.decode())
+        return payload if code == 0 else set_status(context, code, payload.decode(), again)
 
     def _refuse(self, context: Context, error: Exception) -> bytes:
         code, message = status_of(error)
