@@ -162,7 +162,7 @@ cdef extern from "fq_control.h" nogil:
     ctypedef struct fq_batch:
         fq_model *model
         uint64_t number
-        uint32_t rows, part_count
+        uint32_t rows, padding, part_count
         int reason, reserved
         int64_t closed_ns, launched_ns, input_ns, compute_ns
         fq_part *parts

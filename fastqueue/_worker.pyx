@@ -106,9 +106,13 @@ cdef class Batch:
         if failed:
             raise ValueError(f"input {index}: the batch has {self.input_bytes(index)} bytes, the buffer {capacity}")
 
-    def mark_input_done(self) -> None:
-        """The inputs are in place: the time counts as copy-in until now, as compute from now on."""
+    def mark_input_done(self, uint32_t padding=0) -> None:
+        """The inputs are in place: the time counts as copy-in until now, as compute from now on.
+
+        `padding`: rows that the model runs behind the batch's own. The size it is counted under has them.
+        """
         self.alive()
+        self.batch.padding = padding
         self.batch.input_ns = self.batch.compute_ns = _c.fq_now(self.former.former)
 
     def mark_compute_done(self) -> None:

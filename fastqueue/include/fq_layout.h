@@ -223,7 +223,7 @@ typedef struct fq_count {
 
 /* Executed batches of one size. */
 typedef struct fq_size_stats {
-    fq_a64 rows; /* 0: unused entry */
+    fq_a64 rows; /* with padding; 0: unused entry */
     fq_count input;
     fq_a64 compute_ns;
     fq_a64 output_ns;
@@ -231,7 +231,7 @@ typedef struct fq_size_stats {
 
 typedef struct fq_model_stats {
     fq_a64 model; /* id, 0: unused */
-    fq_a64 rows;  /* inference_count: rows executed */
+    fq_a64 rows;  /* inference_count: rows executed, without padding */
     fq_a64 executions;
     fq_a64 last_unix_ms;
     fq_count success;

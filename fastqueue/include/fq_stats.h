@@ -32,7 +32,7 @@ static inline fq_size_stats *fq_stats_size(fq_model_stats *stats, uint32_t rows)
 
 static inline void fq_stats_batch(const fq_batch *b, int64_t now, uint64_t unix_ms) {
     fq_model_stats *stats = b->model->stats;
-    fq_size_stats *size = fq_stats_size(stats, b->rows);
+    fq_size_stats *size = fq_stats_size(stats, b->rows + b->padding);
     fq_add(&stats->rows, b->rows);
     fq_add(&stats->executions, 1);
     fq_add(&stats->batches[b->reason], 1);

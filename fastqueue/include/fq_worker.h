@@ -86,6 +86,7 @@ typedef struct fq_batch {
     int reason;
     uint64_t number;
     uint32_t rows;
+    uint32_t padding; /* rows that the model runs behind those: in the size that is counted, in no other number */
     uint32_t part_count;
     int64_t closed_ns;
     int64_t launched_ns;

@@ -127,7 +127,7 @@ class StringInstance:
             _padded(_taken(batch, index, tensor.datatype), size - batch.rows)
             for index, tensor in enumerate(self._spec.inputs)
         ]
-        batch.mark_input_done()
+        batch.mark_input_done(size - batch.rows)
         try:
             values = run_once(self._session, self._spec.inputs, self._spec.outputs, arrays)
         except EngineError:

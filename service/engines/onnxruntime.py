@@ -286,7 +286,7 @@ class OnnxInstance:
         size = self._size_for(batch.rows)
         for port in self._inputs:
             port.bind(binding, batch, size - batch.rows)
-        batch.mark_input_done()
+        batch.mark_input_done(size - batch.rows)
         if self._ahead and size == batch.rows:
             self._run_in_place(batch)
         else:

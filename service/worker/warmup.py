@@ -149,7 +149,7 @@ class WarmBatch:
         for number in range(self.rows):
             ctypes.memmove(address + number * len(row), row, len(row))
 
-    def mark_input_done(self) -> None:
+    def mark_input_done(self, padding: int = 0) -> None:
         """Nothing is counted."""
 
     def mark_compute_done(self) -> None:

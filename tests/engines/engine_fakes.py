@@ -58,7 +58,8 @@ class FakeBatch:
             ctypes.memmove(address, request[index].ctypes.data, request[index].nbytes)
             address += request[index].nbytes
 
-    def mark_input_done(self) -> None:
+    def mark_input_done(self, padding: int = 0) -> None:
+        self.padding = padding
         self.calls.append("input done")
 
     def mark_compute_done(self) -> None:

@@ -75,13 +75,13 @@ class Rig:
         self.step()
         return self.former.try_batch(self.streams[stream])
 
-    def compute(self, batch: Batch) -> int:
-        """Runs a launched batch; its rows."""
+    def compute(self, batch: Batch, padding: int = 0) -> int:
+        """Runs a launched batch, as if with `padding` rows behind it; its rows."""
         shape = batch.input_shape(0)
         assert shape is not None
         x = np.empty(shape, np.float32)
         batch.gather(0, x.ctypes.data, x.nbytes)
-        batch.mark_input_done()
+        batch.mark_input_done(padding)
         y = x * 2 + 1
         self.former.step()  # what was released makes room; no thread does this here while reserve would wait
         addresses = batch.reserve([y.nbytes // max(1, batch.rows)])

@@ -339,6 +339,18 @@ def test_an_unknown_model_is_answered() -> None:
     assert rig.poll()[slot].status == UNAVAILABLE
 
 
+def test_padding_is_in_the_size_that_ran_and_in_no_other_number() -> None:
+    rig = Rig(max_batch=4)
+    for rows, padding in ((3, 1), (4, 0), (3, 0)):
+        slot = rig.submit(rows=rows)
+        batch = rig.launch()
+        assert batch is not None and rig.compute(batch, padding) == rows
+        assert rig.poll()[slot].batch_rows == rows
+    (stats,) = rig.former.stats()
+    assert (stats.rows, stats.executions) == (10, 3)
+    assert [(s.rows, s.executions) for s in stats.sizes] == [(3, 1), (4, 2)]
+
+
 def test_counters_say_what_ran() -> None:
     rig = Rig(max_batch=8)
     for _ in range(10):

@@ -165,6 +165,7 @@ def test_a_fixed_batch_dimension_is_padded_and_the_padding_is_not_counted(served
     assert list(response.outputs[0].shape) == [3, 4]
     assert np.array_equal(output(response), rows(3) + 1)
     assert (stats_of(wire, "plus").inference_count, stats_of(wire, "plus").execution_count) == (3, 1)
+    assert [size.batch_size for size in stats_of(wire, "plus").batch_stats] == [4]  # what was executed
     assert np.array_equal(output(wire.infer(infer_request("plus", x=rows(11)))), rows(11) + 1)
     wait_until(lambda: stats_of(wire, "plus").inference_count == 14)
 
