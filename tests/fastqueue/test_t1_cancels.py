@@ -29,7 +29,7 @@ def test_a_deadline_closes_the_batch_in_time_to_run_it() -> None:
 
 
 def test_a_model_slower_than_the_budget_is_run_all_the_same() -> None:
-    """Neither while nothing is known of it nor once it is measured: only the deadline itself ends a request."""
+    """Whether nothing is known of it or it is measured: only the deadline itself ends a request."""
     rig = Rig(max_batch=8)
     for _ in range(3):
         slot = rig.submit(deadline_ns=rig.now + 10 * MS)
