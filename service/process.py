@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from service.control import AsyncChannel, socket_pair, wait_ready
 
+RESERVED_DESCRIPTORS = 256  # of a front end, from clients of the gRPC port; half of them for the metrics port
 _PR_SET_PDEATHSIG = 1
 
 
@@ -94,6 +95,14 @@ def raise_descriptor_limit() -> None:
     """As many descriptors as this process may have: each client connection takes one. Children inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def connections_allowed() -> tuple[int, int]:
+    """How many clients of the gRPC port and of the metrics port this process may hold at once, so that they
+    never take the descriptors that links, shared memory and files need.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(soft - RESERVED_DESCRIPTORS, soft // 2), min(RESERVED_DESCRIPTORS // 2, soft // 8)
 
 
 def die_with_parent() -> None:

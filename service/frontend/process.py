@@ -19,8 +19,8 @@ from typing import Any
 from fastqueue import QueueError
 from service.codec.errors import RequestError
 from service.config import ServeConfig
-from service.control import AsyncChannel
-from service.errors import EXIT_BAD_START, EXIT_OK, StartError
+from service.control import AsyncChannel, Message, ProtocolError
+from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, StartError
 from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import why_not_bound
 from service.frontend.catalog import Catalog
@@ -30,7 +30,8 @@ from service.frontend.grpcio.server import Server
 from service.frontend.links import Links
 from service.frontend.rpcs import Rpcs
 from service.frontend.state import State
-from service.process import control_fd, die_with_parent
+from service.log import say
+from service.process import connections_allowed, control_fd, die_with_parent
 from service.telemetry.http import MetricsPort
 from service.telemetry.metrics import Metrics, Snapshot
 
@@ -63,7 +64,10 @@ class FrontEnd:
         self._calls = Calls(dispatcher, triton)
         rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
         self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
-        self._server = Server(self._calls, rpcs, self.state, self.admission, config.max_message_bytes)
+        connections, self._probes = connections_allowed()
+        self._server = Server(
+            self._calls, rpcs, self.state, self.admission, config.max_message_bytes, connections
+        )
         self._links = Links(self._calls, self.catalog, self._readiness_changed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None
@@ -75,7 +79,7 @@ class FrontEnd:
         metrics = Metrics(self._snapshot)
         try:
             self._metrics_port = MetricsPort(
-                config.host, config.metrics_port, metrics, lambda: self.state.ready
+                config.host, config.metrics_port, metrics, lambda: self.state.ready, self._probes
             )
         except OSError as error:
             why = why_not_bound(config.host, config.metrics_port, "--metrics-port") or str(error)
@@ -147,21 +151,31 @@ class Process:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> int:
-        """Listens, then does what it is told until the supervisor is gone. Returns the exit code."""
+        """Listens, then does what it is told until the supervisor is gone. Returns the exit code.
+
+        A control socket that makes no sense ends the process: its successor gets another one.
+        """
         try:
             grpc_port, metrics_port = await self._frontend.start()
         except StartError as error:
             await self._control.send("failed", {"message": str(error)})
             return EXIT_BAD_START
         await self._control.send("listening", {"grpc_port": grpc_port, "metrics_port": metrics_port})
-        while (message := await self._control.receive()) is not None:
-            if message.kind == "link":
-                (fd,) = message.take_fds()
-                body = message.body
-                self._frontend.open_link(body["worker"], socket.socket(fileno=fd), body["link"])
-            elif message.kind == "drain":
-                self._spawn(self._drain())
+        try:
+            while (message := await self._control.receive()) is not None:
+                self._do(message)
+        except ProtocolError as error:
+            say(f"the front end cannot go on: {error}")
+            return EXIT_FAILED
         return EXIT_OK
+
+    def _do(self, message: Message) -> None:
+        if message.kind == "link":
+            (fd,) = message.take_fds()
+            body = message.body
+            self._frontend.open_link(body["worker"], socket.socket(fileno=fd), body["link"])
+        elif message.kind == "drain":
+            self._spawn(self._drain())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(coroutine)

@@ -14,6 +14,22 @@ from service.errors import NOT_READY, Code, Unavailable
 from service.frontend.catalog import Catalog
 
 SHUTTING_DOWN_REASON = "shutting_down"
+# Every reason there is, so that each is seen at 0 before it is seen at 1: a rate needs both.
+REASONS = (
+    SHUTTING_DOWN_REASON,
+    *(
+        code.name.lower()
+        for code in (
+            Code.INVALID_ARGUMENT,
+            Code.DEADLINE_EXCEEDED,
+            Code.NOT_FOUND,
+            Code.RESOURCE_EXHAUSTED,
+            Code.UNIMPLEMENTED,
+            Code.INTERNAL,
+            Code.UNAVAILABLE,
+        )
+    ),
+)
 
 
 class State:
@@ -22,7 +38,7 @@ class State:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.draining = False
-        self.rejected: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
     @property
     def ready(self) -> bool:

@@ -4,8 +4,8 @@
     /healthz, /v2/health/live       200 while the process answers
     /readyz, /v2/health/ready       200 while every model can be used, else 503
 
-A thread apart, so that a probe is answered while the front end is busy; it reads what others write and writes
-nothing.
+At most `max_connections` clients at once; one more is hung up on. A thread apart, so that a probe is answered
+while the front end is busy; it reads what others write and writes nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from service.telemetry.metrics import CONTENT_TYPE, Metrics
 
 LIVE = ("/healthz", "/v2/health/live")
 READY = ("/readyz", "/v2/health/ready")
+MAX_CONNECTIONS = 128
 _IDLE_LIMIT_S = 30.0  # a client that connects and says nothing holds a thread no longer than this
 
 
@@ -57,11 +59,15 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, host: str, port: int, metrics: Metrics, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: str, port: int, metrics: Metrics, is_ready: Callable[[], bool], max_connections: int
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.metrics = metrics
         self.is_ready = is_ready
+        self._room = threading.Semaphore(max_connections)
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -70,6 +76,15 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up is not news; anything else is."""
@@ -80,8 +95,15 @@ class _Server(ThreadingHTTPServer):
 class MetricsPort:
     """Listens at once; OSError when it cannot. `port` is the one it got, where 0 was asked for."""
 
-    def __init__(self, host: str, port: int, metrics: Metrics, is_ready: Callable[[], bool]) -> None:
-        self._server = _Server(host, port, metrics, is_ready)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        metrics: Metrics,
+        is_ready: Callable[[], bool],
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._server = _Server(host, port, metrics, is_ready, max_connections)
         self.port: int = self._server.server_port
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="metrics port", daemon=True)

@@ -19,17 +19,25 @@ from waiting import LIMIT_S, wait_until
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import sys
+import resource, sys
 from service.config import ServeConfig
 from service.supervisor import COMMANDS, WORKER, serve
+if limit := int(sys.argv[3]):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.executable, sys.argv[2]]}))
 """
 
 
 class Server:
-    """The service with the model `affine`, ready when entered and gone when left."""
+    """The service with the model `affine`, ready when entered and gone when left.
 
-    def __init__(self, folder: Path, execution_timeout_s: float = 300.0, **settings) -> None:
+    `descriptors` is how many each of its processes may have; 0: as many as the tests.
+    """
+
+    def __init__(
+        self, folder: Path, execution_timeout_s: float = 300.0, descriptors: int = 0, **settings
+    ) -> None:
+        self._descriptors = descriptors
         self.model = folder / "affine.onnx"
         self.model.write_text(str(execution_timeout_s))  # what gated_worker.py has to know, and its lock
         self._log = open(folder / "log", "w+")
@@ -43,7 +51,15 @@ class Server:
         config = ServeConfig((str(self.model),), **{"grpc_port": 0, "metrics_port": 0, "arena_mb": 16,
                              "output_arena_mb": 16, "ready_fd": writer, **self._settings})  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", SCRIPT, config.to_json(), str(HERE / "gated_worker.py")],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                SCRIPT,
+                config.to_json(),
+                str(HERE / "gated_worker.py"),
+                str(self._descriptors),
+            ],
             pass_fds=[writer],
             stdout=self._log,
             stderr=self._log,

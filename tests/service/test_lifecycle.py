@@ -17,6 +17,7 @@ from waiting import LIMIT_S, wait_until
 from wire import Wire, done_response, infer_request, output, rows, status_of
 
 from service.errors import SHUTTING_DOWN
+from service.frontend.addresses import why_not_bound
 
 
 @pytest.fixture
@@ -262,6 +263,20 @@ def test_an_address_that_is_not_ours_is_said(affine_onnx):
     assert done.returncode == 2
     assert "192.0.2.1" in done.stderr
     assert "--host" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.1", "expected an address in full or a host name for --host, such as 127.0.0.1"),
+        ("2130706433", "such as 127.0.0.1"),
+        ("fe80::1%none", "--host"),
+        ("no host", "--host"),
+    ],
+)
+def test_what_an_address_should_look_like(host, words):
+    said = why_not_bound(host, 0, "--grpc-port")
+    assert said.startswith(f"cannot listen on {host}") and words in said
 
 
 def test_a_corrupt_model_is_said_and_ends_with_2(tmp_path):

@@ -59,7 +59,13 @@ class Server:
     """One listening gRPC server on the running loop."""
 
     def __init__(
-        self, calls: Calls, rpcs: Rpcs, state: State, admission: Admission, max_message_bytes: int
+        self,
+        calls: Calls,
+        rpcs: Rpcs,
+        state: State,
+        admission: Admission,
+        max_message_bytes: int,
+        max_connections: int,
     ) -> None:
         self._calls = calls
         self._admission = admission
@@ -71,6 +77,7 @@ class Server:
         limits = [
             ("grpc.max_concurrent_streams", admission.max_calls),
             ("grpc.max_receive_message_length", readable),
+            ("grpc.max_allowed_incoming_connections", max_connections),
         ]
         self._server = grpc.aio.server(options=[*OPTIONS, *limits])
         self._server.add_registered_method_handlers(SERVICE, self._handlers())
