@@ -178,10 +178,11 @@ cdef extern from "fq_control.h" nogil:
         int64_t *dims
     ctypedef struct pthread_mutex_t:
         pass
-    const int FQ_RESERVED, FQ_RESERVE_FULL, FQ_RESERVE_NEVER, FQ_RESERVE_CHANGED, FQ_MAX_PARTS
+    const int FQ_RESERVED, FQ_RESERVE_FULL, FQ_RESERVE_NEVER, FQ_RESERVE_VAIN, FQ_RESERVE_CHANGED, FQ_MAX_PARTS
 
     size_t fq_output_private_bytes(uint64_t granules) noexcept
-    uint64_t fq_output_capacity(const fq_output *) noexcept
+    uint64_t fq_output_most(const fq_output *, uint64_t share) noexcept
+    void fq_former_set_spill(fq_former *, uint64_t size, int fd, fq_punch *) noexcept
     int fq_output_check(const fq_output *) noexcept
     void fq_former_init(fq_former *, fq_worker_page *, void *output, uint64_t size, void *private_memory) noexcept
     size_t fq_attached_private_bytes(uint32_t slots) noexcept

@@ -12,7 +12,7 @@ from fastqueue cimport _c
 from fastqueue._map cimport map_memory
 
 from fastqueue._page import REASONS, WorkerPage
-from fastqueue.errors import ForkedHandle, LayoutMismatch, OutputTooLarge, QueueError
+from fastqueue.errors import ForkedHandle, LayoutMismatch, OutputTooLarge, QueueError, QueueFull
 
 cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *, size_t)
@@ -125,7 +125,8 @@ cdef class Batch:
 
         Of each output the bytes per row (per request for a model that does not batch); or, where rows differ in
         size, a buffer of a u64 per row: where it ends, in bytes. Sleeps without the GIL while the arena is full; with
-        wait=False returns None then. OutputTooLarge: it can never fit.
+        wait=False returns None then. OutputTooLarge: it can never fit. QueueFull: nothing is left that it
+        could wait for.
         """
         cdef _c.fq_sizes sizes[64]
         cdef int result
@@ -141,8 +142,11 @@ cdef class Batch:
         if result == _c.FQ_RESERVE_NEVER:
             raise OutputTooLarge(
                 f"the outputs of {self.batch.rows} rows, or of the request they are a part of, do not fit into the output "
-                f"arena of {_c.fq_output_capacity(&self.former.former.output)} bytes; send fewer rows or raise "
-                "--output-arena-mb")
+                f"arena: {_c.fq_output_most(&self.former.former.output, 1)} bytes at most, half of that for a request in "
+                "parts; send fewer rows or raise --output-arena-mb or --spill-mb")
+        if result == _c.FQ_RESERVE_VAIN:
+            raise QueueFull("the output arena is full of the collected outputs of requests in parts, which wait for each "
+                            "other; send fewer rows, try later or raise --output-arena-mb or --spill-mb")
         if result == _c.FQ_RESERVE_CHANGED:
             raise QueueError("the outputs of one request's parts differ in size per row, so they cannot be joined")
         if wait:
@@ -228,7 +232,8 @@ cdef class Attached:
 
 
 cdef class BatchFormer:
-    """A worker's queue: lanes in, batches out. `output_mb` is the output arena's size.
+    """A worker's queue: lanes in, batches out. `output_mb` is the output arena's size, `spill_mb` what it
+    may have more, for large outputs; that takes memory only while they are there.
 
     One thread runs `run()`, one per stream asks `next_batch(stream)`; all other calls may come from any thread. With
     `clock_ns` the former lives on a test's clock, which `set_clock` moves, and `step()` and `try_batch()` take the place
@@ -244,13 +249,14 @@ cdef class BatchFormer:
     cdef readonly int page_fd
     cdef readonly int output_fd
 
-    def __cinit__(self, output_mb=256, clock_ns=None):
+    def __cinit__(self, output_mb=256, clock_ns=None, spill_mb=0):
         self.page_fd = self.output_fd = -1
         self.generation = _c.fq_generation
         self.lanes = {}
         if output_mb < 1:
             raise ValueError(f"an output arena has at least 1 MB, not {output_mb}")
-        cdef uint64_t size = <uint64_t>output_mb << 20
+        cdef uint64_t spill = <uint64_t>spill_mb << 20
+        cdef uint64_t size = (<uint64_t>output_mb << 20) + spill
         self.page_fd = _c.fq_map_create(b"headrace-worker", sizeof(_c.fq_worker_page))
         self.output_fd = _c.fq_map_create(b"headrace-output", size)
         if self.page_fd < 0 or self.output_fd < 0:
@@ -262,6 +268,7 @@ cdef class BatchFormer:
         if self.former == NULL or self.output_private == NULL:
             raise MemoryError()
         _c.fq_former_init(self.former, <_c.fq_worker_page *>self.page, self.output, size, self.output_private)
+        _c.fq_former_set_spill(self.former, spill, self.output_fd, _c.fq_map_punch)
         if clock_ns is not None:
             self.former.fixed_ns = clock_ns
 

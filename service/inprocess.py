@@ -66,7 +66,7 @@ class InProcess:
 
     def start_worker(self, engines: Sequence[Engine], wait: bool = True) -> None:
         """Starts a worker, and returns when the service is ready (at once without `wait`)."""
-        self._worker = Worker(engines, self._config.output_arena_mb)
+        self._worker = Worker(engines, self._config.output_arena_mb, self._config.spill_mb)
         self._worker.start()
         ours, theirs = socket_pair()
         self._worker.open_link(Channel(theirs))

@@ -31,9 +31,16 @@ static inline void fq_former_init(fq_former *f, fq_worker_page *page, void *outp
     header->magic = FQ_MAGIC_OUTPUT;
     f->page = page;
     f->output_base = (unsigned char *)output;
-    fq_output_init(&f->output, output_bytes, output_private);
+    fq_output_init(&f->output, output_bytes, 0, output_private);
     f->fixed_ns = -1;
     f->sleep_until_ns = f->next_deadline_ns = FQ_NEVER;
+}
+
+/* Right after fq_former_init: the last `bytes` of the output arena, whose memfd is `fd`, are its tail. */
+static inline void fq_former_set_spill(fq_former *f, uint64_t bytes, int fd, fq_punch *punch) {
+    fq_output_init(&f->output, f->output.granules * FQ_GRANULE, bytes, f->output.free_bits);
+    f->output_fd = fd;
+    f->punch = punch;
 }
 
 /* Private memory of a lane with `slots` slots on the worker's side, in bytes. */
@@ -70,7 +77,6 @@ static inline int fq_former_attach(fq_former *f, void *lane_memory, uint32_t slo
 /* The front end of a lane is gone: drops what waits, waits for what runs, takes back what was delivered. */
 static inline void fq_former_detach(fq_former *f, uint32_t number) {
     fq_attached *lane = &f->lanes[number];
-    uint64_t freed = 0;
     pthread_mutex_lock(&f->lock);
     lane->dead = 1;
     for (uint32_t s = 0; s < lane->end.lane.slot_count; s++) {
@@ -79,10 +85,11 @@ static inline void fq_former_detach(fq_former *f, uint32_t number) {
         else if (r->state == FQ_RUNNING) fq_request_error(f, r, FQ_UNAVAILABLE, "");
     }
     while (lane->outstanding) pthread_cond_wait(&f->drained, &f->lock);
-    for (uint32_t s = 0; s < lane->end.lane.slot_count; s++) freed += fq_answer_drop(f, &lane->answers[s]);
-    fq_output_given_back(f, freed);
+    for (uint32_t s = 0; s < lane->end.lane.slot_count; s++) (void)fq_answer_drop(f, &lane->answers[s]);
+    fq_output_given_back(f, 1);
     lane->used = 0;
     pthread_mutex_unlock(&f->lock);
+    fq_bell_kick(&f->page->bell); /* what it held of the tail is to be punched */
 }
 
 typedef struct fq_model_config {
@@ -101,7 +108,7 @@ typedef struct fq_model_config {
 /* Rows whose outputs fit into the output arena together, when their sizes are known: a batch never closes with more, or small
  * requests would be refused for the company they were put in. At least 1. */
 static inline uint32_t fq_model_fitting_rows(const fq_former *f, const fq_model_config *config) {
-    uint64_t row = sizeof(fq_answer) + config->outputs * sizeof(fq_slice), room = fq_output_capacity(&f->output);
+    uint64_t row = sizeof(fq_answer) + config->outputs * sizeof(fq_slice), room = fq_output_most(&f->output, 1);
     for (uint32_t i = 0; i < config->outputs; i++) {
         if (config->output_row_bytes[i] < 0) return config->policy.max_batch;
         row += (uint64_t)config->output_row_bytes[i];
@@ -212,7 +219,7 @@ static inline uint32_t fq_former_watch(fq_former *f, fq_running out[FQ_MAX_RUNNI
 /* Lock held: a step by somebody who is not the former thread, which may now have to wake earlier than it planned. */
 static inline void fq_former_step_for(fq_former *f) {
     int64_t until_ns = fq_former_step(f);
-    if (until_ns < f->sleep_until_ns) fq_bell_kick(&f->page->bell);
+    if (until_ns < f->sleep_until_ns || f->output.stale_granules) fq_bell_kick(&f->page->bell);
 }
 
 /* A launcher's next batch, launched; waits for one. NULL: the stream is removed or the worker closes. */
@@ -226,10 +233,25 @@ static inline fq_batch *fq_stream_next(fq_former *f, uint32_t number) {
     return b;
 }
 
+enum { FQ_PUNCH_BYTES = 16 << 20 }; /* at once; others may step in between */
+
+/* Gives some of what is stale back to the system, with the lock let go: 1, or 0 when there was none. Lock held. */
+static inline int fq_former_punch(fq_former *f) {
+    fq_extent run;
+    if (!f->output.stale_granules || !fq_output_take_stale(&f->output, FQ_PUNCH_BYTES, &run)) return 0;
+    pthread_mutex_unlock(&f->lock);
+    if (f->punch) f->punch(f->output_fd, run.offset, run.length);
+    pthread_mutex_lock(&f->lock);
+    fq_output_revive(&f->output, run);
+    fq_output_given_back(f, 1);
+    return 1;
+}
+
 /* One step by whoever calls; says when to step again if nothing rings before. */
 static inline int64_t fq_former_step_now(fq_former *f) {
     pthread_mutex_lock(&f->lock);
     int64_t until_ns = fq_former_step(f);
+    while (fq_former_punch(f)) continue;
     pthread_mutex_unlock(&f->lock);
     return until_ns;
 }
@@ -258,9 +280,10 @@ static inline enum fq_turn fq_former_turn(fq_former *f, uint32_t *wanted, int64_
     enum fq_turn next = FQ_TURN_SLEEP;
     pthread_mutex_lock(&f->lock);
     *until_ns = f->sleep_until_ns = fq_former_step(f);
-    *wanted = FQ_WANT_SUBMIT | (f->memory_waiters ? FQ_WANT_RELEASE : 0u);
+    int punched = fq_former_punch(f);
+    *wanted = FQ_WANT_SUBMIT | (f->memory_waiters || fq_output_spilled(&f->output) ? FQ_WANT_RELEASE : 0u);
     fq_bell_arm(&f->page->bell, *wanted);
-    if (fq_former_waiting(f, *wanted)) next = FQ_TURN_AGAIN;
+    if (punched || fq_former_waiting(f, *wanted)) next = FQ_TURN_AGAIN;
     if (f->closing) next = FQ_TURN_END;
     if (next != FQ_TURN_SLEEP) fq_bell_disarm(&f->page->bell);
     pthread_mutex_unlock(&f->lock);

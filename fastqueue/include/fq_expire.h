@@ -16,7 +16,8 @@
 /* The launch slot is free again. The launcher steps when it comes for its next batch (fq_stream_next). */
 static inline void fq_batch_done(fq_former *f, fq_batch *b) {
     fq_stream *s = b->stream;
-    if (b->block.length) fq_output_given_back(f, fq_output_drop(&f->output, b->block));
+    if (b->block.length) (void)fq_output_drop(&f->output, b->block);
+    fq_output_given_back(f, 1);
     b->block.length = 0;
     b->state = FQ_BATCH_FREE;
     s->count--;

@@ -23,8 +23,9 @@ static inline void fq_request_error(fq_former *f, fq_request *r, uint32_t status
     to[r->text_bytes] = 0;
 }
 
-static inline void fq_output_given_back(fq_former *f, uint64_t granules) {
-    if (granules && f->memory_waiters) pthread_cond_broadcast(&f->memory);
+/* Whoever waits for output memory looks again: there may be room, or nothing left that it could wait for. */
+static inline void fq_output_given_back(fq_former *f, uint64_t any) {
+    if (any && f->memory_waiters) pthread_cond_broadcast(&f->memory);
 }
 
 /* Lets go of a delivered answer and its slices; the extent is emptied. Returns granules freed. */
@@ -41,7 +42,7 @@ static inline uint64_t fq_answer_drop(fq_former *f, fq_extent *at) {
 
 static inline void fq_join_drop(fq_former *f, fq_request *r) {
     if (r->join == 0) return;
-    f->joins_bytes -= r->join_bytes;
+    f->joins_bytes[r->join / FQ_GRANULE >= f->output.head] -= r->join_bytes;
     fq_output_given_back(f, fq_output_drop(&f->output, (fq_extent){r->join, r->join_bytes}));
     r->join = 0;
     if (f->memory_waiters) pthread_cond_broadcast(&f->memory);

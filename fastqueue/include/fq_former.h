@@ -77,11 +77,11 @@ static inline void fq_former_accept(fq_former *f, fq_attached *lane, fq_request 
         return;
     }
     if (r->slot.rows > model->policy.max_batch &&
-        fq_former_join_bytes(model, r->slot.rows) > fq_output_capacity(&f->output) / 2) {
-        (void)snprintf(text, sizeof text, "the outputs of %u rows need %llu bytes in one piece and half of the output arena has %llu; "
-                       "send fewer rows or raise --output-arena-mb", r->slot.rows,
+        fq_former_join_bytes(model, r->slot.rows) > fq_output_most(&f->output, 2)) {
+        (void)snprintf(text, sizeof text, "the outputs of %u rows need %llu bytes in one piece, and half of the output arena, or of what it may spill into, has %llu; "
+                       "send fewer rows or raise --output-arena-mb or --spill-mb", r->slot.rows,
                        (unsigned long long)fq_former_join_bytes(model, r->slot.rows),
-                       (unsigned long long)(fq_output_capacity(&f->output) / 2));
+                       (unsigned long long)fq_output_most(&f->output, 2));
         fq_former_refuse(f, r, FQ_EXHAUSTED, 0, text);
         return;
     }
@@ -118,10 +118,10 @@ static inline void fq_request_reset(fq_request *r) {
 
 static inline void fq_former_releases(fq_former *f, fq_attached *lane) {
     fq_release entry;
-    uint64_t freed = 0;
-    for (uint32_t i = 0; i < lane->end.lane.slot_count && fq_ring_pop(&lane->end.lane.release, &entry); i++)
-        if (entry.slot < lane->end.lane.slot_count) freed += fq_answer_drop(f, &lane->answers[entry.slot]);
-    if (freed && f->memory_waiters) pthread_cond_broadcast(&f->memory);
+    uint32_t count = 0;
+    for (; count < lane->end.lane.slot_count && fq_ring_pop(&lane->end.lane.release, &entry); count++)
+        if (entry.slot < lane->end.lane.slot_count) (void)fq_answer_drop(f, &lane->answers[entry.slot]);
+    fq_output_given_back(f, count);
 }
 
 static inline void fq_former_submissions(fq_former *f, fq_attached *lane, int64_t now) {

@@ -7,11 +7,14 @@
  *
  *   rows of one size   the join is reserved whole before the first part runs. A batch that is nothing but one such part is
  *                      computed right into it; in a mixed batch the part's rows are copied there. Joins take at most half of
- *                      the arena: so two of them never wait for each other while each holds what the other needs, and
- *                      batches always have the other half, which drains as clients read.
+ *                      the arena's head, and half of its tail: so two of them never wait for each other while each holds
+ *                      what the other needs, and batches always have the other half, which drains as clients read.
  *   rows that differ   nobody knows the size before the last part: each part's answer stays in its batch's block, in a chain
  *                      by row, and with the last one the join is reserved and filled. It is not waited for: the
  *                      chain holds memory already.
+ *
+ * Who finds no room waits, but not in vain: when no answer is delivered and not given back, and no batch runs that does
+ * not wait itself, nothing will ever be given back. Whoever sees that is refused, and its requests' memory is the others'.
  */
 #ifndef FQ_RESERVE_H
 #define FQ_RESERVE_H
@@ -59,25 +62,36 @@ enum fq_reserve {
     FQ_RESERVED,
     FQ_RESERVE_FULL,    /* not now */
     FQ_RESERVE_NEVER,   /* larger than the arena allows at all */
+    FQ_RESERVE_VAIN,    /* not now, and what is held is held by those that wait */
     FQ_RESERVE_CHANGED  /* row sizes differ from those of the request's earlier parts */
 };
 
+/* Output memory; 0: not now. What the tail gave out is looked for when it is released: the former thread has to know. */
+static inline uint64_t fq_former_take(fq_former *f, uint64_t bytes, int tail) {
+    uint64_t at = fq_output_alloc(&f->output, bytes, tail);
+    if (at != 0 && tail) fq_bell_kick(&f->page->bell);
+    return at;
+}
+
 static inline int fq_join_take(fq_former *f, fq_request *r, uint64_t bytes) {
-    r->join = fq_output_alloc(&f->output, bytes);
+    int tail = fq_output_spills(&f->output, bytes, 2);
+    r->join = fq_former_take(f, bytes, tail);
     if (r->join == 0) return FQ_RESERVE_FULL;
     r->join_bytes = bytes;
-    f->joins_bytes += bytes;
+    f->joins_bytes[tail] += bytes;
     return FQ_RESERVED;
 }
 
 /* The join of a request that is split, before its first part. */
 static inline int fq_join_reserve(fq_former *f, const fq_batch *b, fq_request *r) {
-    uint64_t offsets[FQ_MAX_TENSORS], half = fq_output_capacity(&f->output) / 2, key = fq_row_bytes_key(b);
+    uint64_t offsets[FQ_MAX_TENSORS], key = fq_row_bytes_key(b);
     if (r->chain) return FQ_RESERVE_CHANGED;
     if (r->join) return r->join_key == key ? FQ_RESERVED : FQ_RESERVE_CHANGED;
     uint64_t bytes = fq_join_layout(b, r->slot.rows, 0, offsets) + fq_batch_answer_bytes(b);
+    int tail = fq_output_spills(&f->output, bytes, 2);
+    uint64_t half = fq_output_part(&f->output, tail, 2);
     if (bytes > half) return FQ_RESERVE_NEVER;
-    if (f->joins_bytes + bytes > half) return FQ_RESERVE_FULL;
+    if (f->joins_bytes[tail] + bytes > half) return FQ_RESERVE_FULL;
     r->join_key = key;
     return fq_join_take(f, r, bytes);
 }
@@ -94,8 +108,8 @@ static inline void fq_batch_bind_direct(fq_batch *b) {
 
 static inline int fq_batch_block(fq_former *f, fq_batch *b) {
     uint64_t bytes = fq_batch_layout(b, 0, b->output_at) + b->part_count * fq_batch_answer_bytes(b);
-    if (bytes > fq_output_capacity(&f->output)) return FQ_RESERVE_NEVER;
-    uint64_t at = fq_output_alloc(&f->output, bytes);
+    if (bytes > fq_output_most(&f->output, 1)) return FQ_RESERVE_NEVER;
+    uint64_t at = fq_former_take(f, bytes, fq_output_spills(&f->output, bytes, 1));
     if (at == 0) return FQ_RESERVE_FULL;
     b->block = (fq_extent){at, bytes};
     b->answers = fq_batch_layout(b, at, b->output_at);
@@ -119,6 +133,37 @@ static inline int fq_batch_try_reserve(fq_former *f, fq_batch *b) {
     return FQ_RESERVED;
 }
 
+/* Whether a stream has something that will end without more output memory: all it has, when nothing of it waits. */
+static inline int fq_stream_will_release(const fq_stream *s) {
+    int batches = 0;
+    for (uint32_t i = 0; i < FQ_LAUNCH_SLOTS; i++) {
+        if (s->slots[i].state != FQ_BATCH_FREE && s->slots[i].stalled) return 0;
+        batches += s->slots[i].state != FQ_BATCH_FREE;
+    }
+    return batches != 0;
+}
+
+/* Whether nothing is left that could give output memory back. */
+static inline int fq_former_waits_in_vain(const fq_former *f) {
+    if (f->output.stale_granules) return 0;
+    for (uint32_t i = 0; i < FQ_MAX_STREAMS; i++)
+        if (fq_stream_will_release(&f->streams[i])) return 0;
+    for (uint32_t i = 0; i < FQ_MAX_LANES; i++)
+        for (uint32_t s = 0; f->lanes[i].used && s < f->lanes[i].end.lane.slot_count; s++)
+            if (f->lanes[i].answers[s].length) return 0;
+    return 1;
+}
+
+/* Sleeps until memory was given back, and tries again. */
+static inline int fq_batch_wait(fq_former *f, fq_batch *b) {
+    if (fq_former_waits_in_vain(f)) return FQ_RESERVE_VAIN;
+    f->memory_waiters++;
+    fq_bell_kick(&f->page->bell); /* the former thread must sleep with FQ_WANT_RELEASE from here on */
+    pthread_cond_wait(&f->memory, &f->lock);
+    f->memory_waiters--;
+    return fq_batch_try_reserve(f, b);
+}
+
 /* Memory for outputs of these sizes (for a model that does not batch, a row is the request). The row ends must stay where they
  * are until the batch is done. With `wait`, sleeps while the arena is full. On FQ_RESERVED b->output_at holds the offsets. */
 static inline int fq_batch_reserve(fq_batch *b, const fq_sizes *sizes, int wait) {
@@ -129,13 +174,9 @@ static inline int fq_batch_reserve(fq_batch *b, const fq_sizes *sizes, int wait)
     pthread_mutex_lock(&f->lock);
     int result = fq_batch_try_reserve(f, b);
     if (result == FQ_RESERVE_FULL && wait) b->stalled_since = fq_now(f);
-    while (result == FQ_RESERVE_FULL && wait && !f->closing) {
-        f->memory_waiters++;
-        fq_bell_kick(&f->page->bell); /* the former thread must sleep with FQ_WANT_RELEASE from here on */
-        pthread_cond_wait(&f->memory, &f->lock);
-        f->memory_waiters--;
-        result = fq_batch_try_reserve(f, b);
-    }
+    b->stalled = 1;
+    while (result == FQ_RESERVE_FULL && wait && !f->closing) result = fq_batch_wait(f, b);
+    b->stalled = 0;
     if (b->stalled_since) b->stalled_ns += fq_now(f) - b->stalled_since;
     b->stalled_since = 0;
     b->reserved = result == FQ_RESERVED;

@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 
+/* Gives a piece of a memfd back to the system (fq_map_punch). */
+typedef void fq_punch(int fd, uint64_t offset, uint64_t bytes);
+
 static inline uint64_t fq_runs_words(uint64_t pages) { return (pages + 63) / 64; }
 
 static inline int fq_runs_has(const uint64_t *bits, uint64_t page) { return (int)(bits[page / 64] >> (page % 64) & 1); }

@@ -17,9 +17,6 @@
 #include "fq_layout.h"
 #include "fq_runs.h"
 
-/* Gives a piece of a memfd back to the system (fq_map_punch). */
-typedef void fq_punch(int fd, uint64_t offset, uint64_t bytes);
-
 typedef struct fq_spill {
     uint64_t offset; /* of the tail in the arena */
     uint64_t pages;

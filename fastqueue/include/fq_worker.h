@@ -98,6 +98,7 @@ typedef struct fq_batch {
     fq_extent block;    /* of the output arena; length 0: none */
     uint64_t answers;   /* where the answers start in it */
     int reserved;
+    int stalled; /* it waits for output memory */
     int variable; /* some output's rows differ in size */
     uint64_t output_at[FQ_MAX_TENSORS]; /* offset of each output of the whole batch */
     fq_sizes sizes[FQ_MAX_TENSORS];
@@ -132,7 +133,9 @@ typedef struct fq_former {
     fq_worker_page *page;
     unsigned char *output_base;
     fq_output output;
-    uint64_t joins_bytes;     /* output memory held by joins: at most half of the arena */
+    uint64_t joins_bytes[2];  /* output memory held by joins, of the head and of the tail: at most half of each */
+    fq_punch *punch;          /* NULL: nothing is punched */
+    int output_fd;            /* for `punch` */
     uint32_t memory_waiters;
     int closing;
     int64_t fixed_ns;         /* a test's clock; -1: CLOCK_MONOTONIC */

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str], load: Callable[[ServeConfig], list[Engine]] =
         return EXIT_OK
     config = ServeConfig.from_json(configure.body["config"])
     try:
-        worker = Worker(load(config), config.output_arena_mb)
+        worker = Worker(load(config), config.output_arena_mb, config.spill_mb)
     except StartError as error:
         control.send("failed", {"message": str(error)})
         return EXIT_BAD_START

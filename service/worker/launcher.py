@@ -8,7 +8,7 @@ before.
 from __future__ import annotations
 
 from fastqueue import Batch, BatchFormer, QueueError
-from fastqueue.errors import OutputTooLarge
+from fastqueue.errors import OutputTooLarge, QueueFull
 from service.engines.base import EngineError, Instance
 from service.errors import Code
 from service.log import say_exception
@@ -44,7 +44,7 @@ def describe_failure(error: Exception, model: str) -> tuple[Code, str]:
     """What the clients of a failed batch are told. What no engine foresaw also leaves a traceback here."""
     if isinstance(error, EngineError):
         return Code.INTERNAL, str(error)
-    if isinstance(error, OutputTooLarge):
+    if isinstance(error, OutputTooLarge | QueueFull):
         return Code.RESOURCE_EXHAUSTED, f"model '{model}': {error}"
     say_exception(error)
     return Code.INTERNAL, f"model '{model}' failed: {type(error).__name__}: {error}"

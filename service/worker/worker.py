@@ -54,14 +54,14 @@ class LoadedModel:
 class Worker:
     """Everything of a worker but its process. Takes the engines over and closes them in `stop`."""
 
-    def __init__(self, engines: Sequence[Engine], output_arena_mb: int) -> None:
+    def __init__(self, engines: Sequence[Engine], output_arena_mb: int, spill_mb: int = 0) -> None:
         wanted = sum(engine.spec.instances for engine in engines)
         if wanted > MAX_STREAMS:
             raise StartError(
                 f"{wanted} instances in all; a worker has room for {MAX_STREAMS}: lower --instances"
             )
         self.devices = ["cpu"]
-        self._former = BatchFormer(output_arena_mb)
+        self._former = BatchFormer(output_arena_mb, spill_mb=spill_mb)
         self._threads: list[threading.Thread] = []
         self._links: dict[Channel, threading.Thread] = {}
         self._lock = threading.Lock()  # guards _links; never taken on the way of a request

@@ -12,6 +12,7 @@ import pytest
 from queue_rig import MS
 
 from fastqueue import Batch, BatchFormer, FrontLane, InputArena, QueueError
+from fastqueue.errors import QueueFull
 
 pytestmark = pytest.mark.t1
 
@@ -238,3 +239,19 @@ def test_a_table_of_the_wrong_length_is_refused(ends: list[int] | None) -> None:
     done = echo.lane.poll()
     assert done is not None and (done.slot, done.status) == (slot, INTERNAL)
     assert "breaks rule 17" in done.message
+
+
+def test_a_request_in_parts_that_fills_the_arena_itself_is_refused_and_not_waited_for() -> None:
+    echo = Echo(max_batch=1, output_mb=1, arena_mb=4)
+    echo.submit([b"a" * 300_000 + b"\n" for _ in range(4)])
+    for _ in range(3):
+        batch = echo.launch()
+        assert batch is not None
+        echo.compute(batch)  # each part's answer stays until the last one
+    batch = echo.launch()
+    assert batch is not None
+    with pytest.raises(QueueFull, match="--spill-mb"):
+        echo.compute(batch)
+    batch.fail(EXHAUSTED, "full")
+    assert list(echo.poll().values()) == [EXHAUSTED]
+    echo.assert_clean()

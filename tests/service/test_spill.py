@@ -83,3 +83,37 @@ def test_what_never_fits_is_told_by_both_settings_and_not_to_come_back(serve):
     assert "--spill-mb" in call.details()
     assert str(17 * MB)[:4] in call.details()
     assert "grpc-retry-pushback-ms" not in dict(call.trailing_metadata())
+
+
+def widening(**settings) -> ScriptedEngine:
+    """Four bytes in, 1 MB a row out."""
+    spec = model_spec("widen", [tensor("x", "FP32", 1)], [tensor("y", "FP32", WIDTH)], **settings)
+    return ScriptedEngine(spec, lambda x: [np.repeat(x, WIDTH, axis=1)])
+
+
+def narrow_rows(count: int, first: int = 1):
+    return infer_request("widen", x=np.arange(first, first + count, dtype=np.float32)[:, None])
+
+
+def check_widened(response, count: int, first: int = 1) -> None:
+    y = output(response)
+    assert y.shape == (count, WIDTH)
+    assert (y == np.arange(first, first + count, dtype=np.float32)[:, None]).all()
+
+
+@pytest.mark.parametrize("mb", [5, 64])
+def test_a_large_output_is_answered_and_its_memory_goes_back(serve, mb: int):
+    _, wire = serve(widening(max_batch_size=64), output_arena_mb=ARENA_MB)
+    check_widened(wire.infer(narrow_rows(mb)), mb)
+    limit = (2 * ARENA_MB + 1) * MB
+    wait_until(lambda: allocated_bytes("output") <= limit, "the output arena's memory given back")
+
+
+def test_requests_in_parts_larger_than_the_arena_at_once(serve):
+    engine = widening(max_batch_size=4)
+    _, wire = serve(engine, output_arena_mb=ARENA_MB, spill_mb=48)
+    engine.gate.shut()
+    calls = [wire.infer_later(narrow_rows(20, first)) for first in (1, 101, 201)]
+    engine.gate.open()
+    for call, first in zip(calls, (1, 101, 201), strict=True):
+        check_widened(done_response(call), 20, first)

@@ -12,7 +12,7 @@ typedef struct block {
 
 typedef struct arena {
     fq_output output;
-    uint64_t private_memory[(GRANULES + 63) / 64 + (GRANULES * 2 + 7) / 8];
+    uint64_t private_memory[2 * ((GRANULES + 63) / 64) + (GRANULES * 2 + 7) / 8];
     int holders[GRANULES];
 } arena;
 
@@ -20,7 +20,7 @@ static void arena_init(arena *a) {
     CHECK(fq_output_private_bytes(GRANULES) <= sizeof a->private_memory);
     memset(a, 0, sizeof *a);
     memset(a->private_memory, 0xff, sizeof a->private_memory);
-    fq_output_init(&a->output, GRANULES * FQ_GRANULE + 100, a->private_memory); /* a part of a granule is not used */
+    fq_output_init(&a->output, GRANULES * FQ_GRANULE + 100, 0, a->private_memory); /* a part of a granule is not used */
     a->holders[0] = 1;
 }
 
@@ -57,7 +57,7 @@ static int longest_free_run(const arena *a) {
 }
 
 static int take(arena *a, block *b, uint64_t bytes) {
-    uint64_t at = fq_output_alloc(&a->output, bytes);
+    uint64_t at = fq_output_alloc(&a->output, bytes, 0);
     int fits = (int)((bytes + FQ_GRANULE - 1) / FQ_GRANULE) <= longest_free_run(a);
     CHECK_EQ(at != 0, fits); /* it is found if and only if it is there */
     if (at == 0) return 0;
@@ -124,7 +124,7 @@ TEST(blocks_never_overlap_and_all_memory_comes_back) {
         while (!is_gone(&blocks[i])) step(&a, &blocks[i]);
     check_books(&a);
     CHECK_EQ(a.output.free_granules, GRANULES - 1);
-    CHECK_EQ(fq_output_alloc(&a.output, fq_output_capacity(&a.output)), FQ_GRANULE);
+    CHECK_EQ(fq_output_alloc(&a.output, fq_output_most(&a.output, 1), 0), FQ_GRANULE);
 }
 
 TEST(a_slow_reader_keeps_its_granules_and_no_more) {
@@ -155,11 +155,11 @@ TEST(neighbours_in_one_granule_are_counted_apart) {
 TEST(what_cannot_fit_is_refused) {
     static arena a;
     arena_init(&a);
-    CHECK_EQ(fq_output_capacity(&a.output), (GRANULES - 1) * FQ_GRANULE);
-    CHECK_EQ(fq_output_alloc(&a.output, 0), 0);
-    CHECK_EQ(fq_output_alloc(&a.output, fq_output_capacity(&a.output) + 1), 0);
-    CHECK_EQ(fq_output_alloc(&a.output, UINT64_MAX), 0);
-    CHECK_EQ(fq_output_alloc(&a.output, UINT64_MAX - FQ_GRANULE), 0);
+    CHECK_EQ(fq_output_most(&a.output, 1), (GRANULES - 1) * FQ_GRANULE);
+    CHECK_EQ(fq_output_alloc(&a.output, 0, 0), 0);
+    CHECK_EQ(fq_output_alloc(&a.output, fq_output_most(&a.output, 1) + 1, 0), 0);
+    CHECK_EQ(fq_output_alloc(&a.output, UINT64_MAX, 0), 0);
+    CHECK_EQ(fq_output_alloc(&a.output, UINT64_MAX - FQ_GRANULE, 0), 0);
     check_books(&a);
 }
 
@@ -169,4 +169,65 @@ TEST(a_slice_of_nothing_holds_nothing) {
     fq_output_hold(&a.output, (fq_extent){FQ_GRANULE, 0});
     CHECK_EQ(fq_output_drop(&a.output, (fq_extent){FQ_GRANULE, 0}), 0);
     check_books(&a);
+}
+
+/* ---- the tail ---- */
+
+enum { TAIL = 120, HEAD = GRANULES - TAIL };
+
+static void tail_init(arena *a) {
+    arena_init(a);
+    fq_output_init(&a->output, GRANULES * FQ_GRANULE, TAIL * FQ_GRANULE, a->private_memory);
+}
+
+TEST(only_blocks_above_an_eighth_of_the_head_spill) {
+    static arena a;
+    tail_init(&a);
+    CHECK(!fq_output_spills(&a.output, HEAD * FQ_GRANULE / 8, 1));
+    CHECK(fq_output_spills(&a.output, HEAD * FQ_GRANULE / 8 + 1, 1));
+    CHECK(fq_output_spills(&a.output, TAIL * FQ_GRANULE, 1));
+    CHECK(!fq_output_spills(&a.output, TAIL * FQ_GRANULE + 1, 1)); /* no room at all: the head's */
+    CHECK(!fq_output_spills(&a.output, TAIL * FQ_GRANULE / 2 + 1, 2));
+    CHECK_EQ(fq_output_most(&a.output, 1), TAIL * FQ_GRANULE);
+    CHECK_EQ(fq_output_alloc(&a.output, TAIL * FQ_GRANULE, 1), HEAD * FQ_GRANULE);
+    CHECK_EQ(fq_output_alloc(&a.output, 1, 1), 0);
+    CHECK_EQ(fq_output_alloc(&a.output, 1, 0), FQ_GRANULE); /* the head is another matter */
+    CHECK_EQ(fq_output_spilled(&a.output), TAIL);
+    CHECK_EQ(fq_output_check(&a.output), 0);
+}
+
+TEST(what_the_tail_had_is_free_when_it_went_back) {
+    static arena a;
+    fq_extent run, all = {HEAD * FQ_GRANULE, TAIL * FQ_GRANULE};
+    uint64_t kept = 2 * HEAD - HEAD, stale = TAIL - kept; /* as many stay as the head has */
+    tail_init(&a);
+    CHECK_EQ(fq_output_alloc(&a.output, all.length, 1), all.offset);
+    CHECK_EQ(fq_output_drop(&a.output, all), kept);
+    CHECK_EQ(fq_output_alloc(&a.output, all.length, 1), 0); /* not before it is the system's again */
+    CHECK_EQ(fq_output_check(&a.output), 0);
+    uint64_t seen = 0;
+    while (fq_output_take_stale(&a.output, 16 * FQ_GRANULE, &run)) {
+        CHECK(run.offset >= (HEAD + kept) * FQ_GRANULE && run.length <= 16 * FQ_GRANULE);
+        CHECK_EQ(fq_output_check(&a.output), 0); /* in nobody's hands */
+        fq_output_revive(&a.output, run);
+        seen += run.length / FQ_GRANULE;
+    }
+    CHECK_EQ(seen, stale);
+    CHECK_EQ(fq_output_spilled(&a.output), 0);
+    CHECK_EQ(fq_output_check(&a.output), 0);
+    CHECK_EQ(fq_output_alloc(&a.output, all.length, 1), all.offset);
+}
+
+TEST(a_slow_reader_of_a_spilled_block_keeps_its_granules_and_no_more) {
+    static arena a;
+    tail_init(&a);
+    fq_extent block = {fq_output_alloc(&a.output, 100 * FQ_GRANULE, 1), 100 * FQ_GRANULE}, run;
+    fq_extent slow = {block.offset + 90 * FQ_GRANULE + 5, 10};
+    fq_output_hold(&a.output, slow);
+    (void)fq_output_drop(&a.output, block);
+    while (fq_output_take_stale(&a.output, FQ_GRANULE * TAIL, &run)) fq_output_revive(&a.output, run);
+    CHECK_EQ(fq_output_spilled(&a.output), 1);
+    (void)fq_output_drop(&a.output, slow);
+    CHECK(fq_output_take_stale(&a.output, FQ_GRANULE * TAIL, &run));
+    CHECK_EQ(run.offset, block.offset + 90 * FQ_GRANULE);
 }
