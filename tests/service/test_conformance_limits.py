@@ -102,7 +102,7 @@ def test_a_full_queue_refuses_with_a_hint_when_to_come_back(serve):
 
 def test_a_full_arena_refuses_and_recovers(serve):
     engine = affine(width=1 << 16)
-    service, wire = serve(engine, arena_mb=1)
+    service, wire = serve(engine, arena_mb=1, spill_mb=0)
     request = infer_request("affine", x=rows(1, width=1 << 16))
     first = hold(engine, wire, request)
     refused = []
@@ -121,7 +121,7 @@ def test_a_full_arena_refuses_and_recovers(serve):
 
 
 def test_a_request_larger_than_the_arena_names_the_setting(serve):
-    _, wire = serve(affine(width=1 << 19), arena_mb=1)
+    _, wire = serve(affine(width=1 << 19), arena_mb=1, spill_mb=0)
     refused = wire.infer_later(infer_request("affine", x=rows(1, width=1 << 19)))
     assert status_of(refused) == "RESOURCE_EXHAUSTED"
     assert "--arena-mb" in refused.details()
