@@ -117,6 +117,7 @@ cdef extern from "fq_fill.h" nogil:
                      fq_slot *) noexcept
 
 cdef extern from "fq_control.h" nogil:
+    const int FQ_MAX_STREAMS
     ctypedef struct fq_policy:
         uint32_t max_batch
         int64_t max_wait_ns, head_start_ns

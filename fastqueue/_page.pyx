@@ -90,5 +90,14 @@ cdef class WorkerPage:
             raise ForkedHandle("this WorkerPage was mapped before a fork; start processes with spawn")
         return read_stats(self.page)
 
+    def stats_of(self, uint32_t id):
+        """The ModelStats of one model, or None when it is not loaded."""
+        if self.generation != _c.fq_generation:
+            raise ForkedHandle("this WorkerPage was mapped before a fork; start processes with spawn")
+        for i in range(_c.FQ_MAX_MODELS):
+            if id and _c.fq_load_rlx(&self.page.models[i].model, _c.S2) == id:
+                return model_stats(&self.page.models[i])
+        return None
+
     def __reduce__(self):
         raise TypeError("a WorkerPage is shared by descriptor, not by pickle")

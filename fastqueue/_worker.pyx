@@ -355,7 +355,8 @@ cdef class BatchFormer:
             raise QueueError(f"a worker has at most {_c.FQ_MAX_MODELS} models loaded")
 
     def remove_model(self, uint32_t id) -> None:
-        """Waits, without the GIL, until nothing of the model waits or runs, then forgets it."""
+        """Waits, without the GIL, until all that was sent to the model is answered, then forgets it. Nothing more may be
+        sent to it."""
         self.alive()
         with nogil:
             _c.fq_former_remove_model(self.former, id)
@@ -365,11 +366,11 @@ cdef class BatchFormer:
         self.alive()
         cdef int number = _c.fq_former_add_stream(self.former, group)
         if number < 0:
-            raise QueueError("a worker has at most 64 streams")
+            raise QueueError(f"a worker has at most {_c.FQ_MAX_STREAMS} streams")
         return number
 
     def remove_stream(self, uint32_t number) -> None:
-        """Its launcher's next_batch returns None."""
+        """Its launcher's next_batch returns None. The number may be given again at once: add no stream before it has."""
         self.alive()
         _c.fq_former_remove_stream(self.former, number)
 

@@ -136,15 +136,24 @@ static inline int fq_former_add_model(fq_former *f, const fq_model_config *confi
         model->stats = &f->page->models[number];
         memset((void *)model->stats, 0, sizeof *model->stats);
         fq_store_rlx(&model->stats->model, config->id, S1);
+        if (f->model_end <= (uint32_t)number) f->model_end = (uint32_t)number + 1;
     }
     pthread_mutex_unlock(&f->lock);
     return number;
 }
 
-/* Waits until nothing of the model waits or runs, then forgets it. The front ends have stopped sending to it. */
+/* Lock held: a step by somebody who is not the former thread, which may now have to wake earlier than it planned. */
+static inline void fq_former_step_for(fq_former *f) {
+    int64_t until_ns = fq_former_step(f);
+    if (until_ns < f->sleep_until_ns || f->output.stale_granules) fq_bell_kick(&f->page->bell);
+}
+
+/* Waits until nothing of the model waits or runs, then forgets it. The front ends have stopped sending to it: what they sent
+ * before is in their lanes by now, and is drained first, so that all of it is answered. */
 static inline void fq_former_remove_model(fq_former *f, uint32_t id) {
     pthread_mutex_lock(&f->lock);
     fq_model *model = fq_former_model(f, id);
+    if (model && !f->closing) fq_former_step_for(f);
     while (model && (model->waiting || model->running)) pthread_cond_wait(&f->drained, &f->lock);
     if (model) {
         fq_store_rlx(&model->stats->model, 0, S1);
@@ -153,7 +162,8 @@ static inline void fq_former_remove_model(fq_former *f, uint32_t id) {
     pthread_mutex_unlock(&f->lock);
 }
 
-/* The stream's number, or -1 when FQ_MAX_STREAMS are in use. */
+/* The stream's number, or -1 when FQ_MAX_STREAMS are in use. A number is given again as soon as it is removed: whoever removes
+ * streams adds none before their launchers have left. */
 static inline int fq_former_add_stream(fq_former *f, uint32_t group) {
     int number = -1;
     pthread_mutex_lock(&f->lock);
@@ -162,6 +172,7 @@ static inline int fq_former_add_stream(fq_former *f, uint32_t group) {
     if (number >= 0) {
         f->streams[number].used = 1;
         f->streams[number].group = group;
+        if (f->stream_end <= (uint32_t)number) f->stream_end = (uint32_t)number + 1;
     }
     pthread_mutex_unlock(&f->lock);
     return number;
@@ -215,12 +226,6 @@ static inline uint32_t fq_former_watch(fq_former *f, fq_running out[FQ_MAX_RUNNI
 }
 
 /* ---- running ---- */
-
-/* Lock held: a step by somebody who is not the former thread, which may now have to wake earlier than it planned. */
-static inline void fq_former_step_for(fq_former *f) {
-    int64_t until_ns = fq_former_step(f);
-    if (until_ns < f->sleep_until_ns || f->output.stale_granules) fq_bell_kick(&f->page->bell);
-}
 
 /* A launcher's next batch, launched; waits for one. NULL: the stream is removed or the worker closes. */
 static inline fq_batch *fq_stream_next(fq_former *f, uint32_t number) {

@@ -93,7 +93,7 @@ static inline void fq_request_expire(fq_former *f, fq_request *r, int64_t now) {
 static inline void fq_former_expire(fq_former *f, int64_t now) {
     if (now < f->next_deadline_ns) return;
     f->next_deadline_ns = FQ_NEVER;
-    for (uint32_t i = 0; i < FQ_MAX_STREAMS; i++)
+    for (uint32_t i = 0; i < f->stream_end; i++)
         for (uint32_t s = 0; s < FQ_LAUNCH_SLOTS; s++) fq_batch_expire(f, &f->streams[i].slots[s], now);
     for (uint32_t i = 0; i < FQ_MAX_LANES; i++) {
         fq_attached *lane = &f->lanes[i];

@@ -35,9 +35,9 @@ static inline fq_free_slots fq_former_slots(fq_former *f, const fq_model *model,
     fq_free_slots slots = {.end_ns = FQ_NEVER};
     uint32_t occupied = 0;
     fq_stream *idle = NULL, *behind = NULL;
-    for (uint32_t i = 0; i < FQ_MAX_STREAMS; i++)
+    for (uint32_t i = 0; i < f->stream_end; i++)
         if (f->streams[i].used && fq_stream_has(&f->streams[i], model)) occupied++;
-    for (uint32_t i = 0; i < FQ_MAX_STREAMS; i++) {
+    for (uint32_t i = 0; i < f->stream_end; i++) {
         fq_stream *s = &f->streams[i];
         if (!s->used || s->group != model->group || s->count == FQ_LAUNCH_SLOTS) continue;
         if (occupied >= model->max_streams && !fq_stream_has(s, model)) continue;
@@ -166,8 +166,8 @@ static inline int fq_former_form_one(fq_former *f, int64_t now, int64_t *until_n
     fq_share shares[FQ_MAX_MODELS];
     fq_model *models[FQ_MAX_MODELS];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < FQ_MAX_MODELS; i++) {
-        fq_model *model = &f->models[(f->turn + i) % FQ_MAX_MODELS];
+    for (uint32_t i = 0; i < f->model_end; i++) {
+        fq_model *model = &f->models[(f->turn + i) % f->model_end];
         if (model->id == 0) continue;
         if (model->waiting == 0) {
             if (model->share.credit_ns > 0) model->share.credit_ns = 0;
@@ -180,7 +180,7 @@ static inline int fq_former_form_one(fq_former *f, int64_t now, int64_t *until_n
     if (count == 0) return 0;
     uint32_t pick = fq_next_model(shares, count, 0);
     for (uint32_t i = 0; i < count; i++) models[i]->share = shares[i];
-    f->turn = (uint32_t)(models[pick] - f->models + 1) % FQ_MAX_MODELS;
+    f->turn = (uint32_t)(models[pick] - f->models + 1) % f->model_end;
     fq_candidate *c = &candidates[pick];
     fq_batch_close(f, c->queue, c->stream, &c->step, c->requests, now);
     return 1;

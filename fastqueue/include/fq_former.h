@@ -25,7 +25,7 @@
 /* ---- drain ---- */
 
 static inline fq_model *fq_former_model(fq_former *f, uint32_t id) {
-    for (uint32_t i = 0; id != 0 && i < FQ_MAX_MODELS; i++)
+    for (uint32_t i = 0; id != 0 && i < f->model_end; i++)
         if (f->models[i].id == id) return &f->models[i];
     return NULL;
 }

@@ -29,7 +29,7 @@
 #include "fq_bell.h"
 #include "fq_ring.h"
 
-#define FQ_ABI_VERSION 3u
+#define FQ_ABI_VERSION 4u
 #define FQ_PAGE 4096u
 
 #define FQ_MAGIC_LANE 0x3130454e414c5146ull   /* "FQLANE01" */
@@ -210,7 +210,7 @@ typedef struct fq_arena_header {
 /* ---- the worker page ---- */
 
 enum {
-    FQ_MAX_MODELS = 64, /* loaded at once on one worker */
+    FQ_MAX_MODELS = 128, /* loaded at once on one worker: those that are served, and their successors while they are swapped */
     FQ_MAX_SIZES = 128  /* distinct batch sizes that are counted one by one */
 };
 

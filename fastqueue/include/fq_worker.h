@@ -23,7 +23,7 @@
 
 enum {
     FQ_MAX_LANES = 64,
-    FQ_MAX_STREAMS = 64,
+    FQ_MAX_STREAMS = 128,
     FQ_MAX_QUEUES = 1024, /* different shapes that wait at one time */
     FQ_MAX_PARTS = 1024,  /* of one batch */
     FQ_BUCKETS = 33,      /* of batch size, by powers of two */
@@ -143,6 +143,8 @@ typedef struct fq_former {
     int64_t next_deadline_ns; /* no deadline of a waiting request is earlier */
     uint64_t batch_count;
     uint32_t turn;
+    uint32_t model_end;  /* no model or stream at or behind these has ever been used: what a step need not look at */
+    uint32_t stream_end;
     fq_queue *free_queues;
     fq_attached lanes[FQ_MAX_LANES];
     fq_model models[FQ_MAX_MODELS];
