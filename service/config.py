@@ -28,6 +28,8 @@ MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
 FRONTENDS = ("grpcio",)
 STATUS_CODES = ("headrace", "triton")
+CONTROL_MODES = ("none", "explicit")
+EVERY_MODEL = "*"  # of --load-model
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class ServeConfig:
         requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
         in progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of
         a request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
-        frontend: which front end listens (FRONTENDS). ready_fd: a descriptor that gets one line of JSON when
+        frontend: which front end listens (FRONTENDS). model_control_mode: who says what is loaded
+        (CONTROL_MODES): the start, or clients. load_models: what is loaded at the start under `explicit`, by
+        name; EVERY_MODEL is all there is. ready_fd: a descriptor that gets one line of JSON when
         the service is ready, then is closed.
     """
 
@@ -68,6 +72,8 @@ class ServeConfig:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     status_codes: str = "headrace"
     frontend: str = "grpcio"
+    model_control_mode: str = "none"
+    load_models: tuple[str, ...] = ()
     ready_fd: int | None = None
 
     def check(self) -> None:
@@ -111,7 +117,17 @@ class ServeConfig:
             faults.append(f"--status-codes must be one of {words}, got '{self.status_codes}'")
         if self.frontend not in FRONTENDS:
             faults.append(f"--frontend must be one of {', '.join(FRONTENDS)}, got '{self.frontend}'")
+        if self.model_control_mode not in CONTROL_MODES:
+            words = ", ".join(CONTROL_MODES)
+            faults.append(f"--model-control-mode must be one of {words}, got '{self.model_control_mode}'")
+        if self.load_models and not self.explicit:
+            faults.append("--load-model is for --model-control-mode explicit; otherwise everything is loaded")
         return faults
+
+    @property
+    def explicit(self) -> bool:
+        """Whether clients say what is loaded."""
+        return self.model_control_mode == "explicit"
 
     def _model_faults(self) -> list[str]:
         if not self.model_paths:
@@ -144,6 +160,7 @@ class ServeConfig:
         if unknown:
             raise TypeError(f"unknown configuration fields {sorted(unknown)}")
         values["model_paths"] = tuple(values["model_paths"])
+        values["load_models"] = tuple(values.get("load_models", ()))
         return cls(**values)
 
 

@@ -137,6 +137,12 @@ def code_of(error: BaseException) -> Code:
     return Code.INTERNAL
 
 
+def error_of(code: int, text: str) -> ServiceError:
+    """The error of a status code; INTERNAL for one that no error here has. The inverse of `code_of`."""
+    cls = next((cls for cls, own in CODES.items() if own == code), InternalError)
+    return cls(text)
+
+
 class StartError(Exception):
     """The service cannot start. The text is one sentence for a person at a terminal."""
 

@@ -5,16 +5,17 @@
 
 The front end and the worker are the real ones, over real lanes and a real link; only the supervisor is
 missing. So `cut_link` and `start_worker` stand for a worker's death and its next incarnation, and `drain` for
-SIGTERM. Engines are objects, so a test can give one that waits on an event or records its batches. They
-belong to the worker, which closes them; a worker that is started again needs new ones, or ones that do not
-mind.
+SIGTERM. A worker's successor gets what it has left (`keep`). Engines are objects, so a test can give one
+that waits on an event or records its batches. They belong to the worker, which closes them; a worker that
+is started again needs new ones, or ones that do not mind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ from service.control import Channel, socket_pair
 from service.engines.base import Engine
 from service.frontend.addresses import join_address
 from service.frontend.process import FrontEnd
+from service.models.repository import Found
+from service.worker.__main__ import NOTHING_KEPT, open_worker
+from service.worker.library import open_model
 from service.worker.worker import Worker
 
 T = TypeVar("T")
@@ -32,8 +36,11 @@ LIMIT_S = 60.0  # every wait here is bounded: a hang is an error
 class InProcess:
     """A running service. Its methods may be called from any thread but its own."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, open_one: Callable[[Found], Engine] = open_model) -> None:
         self._config = config
+        self._open_one = open_one
+        self._kept = NOTHING_KEPT
+        self._folder = tempfile.TemporaryDirectory(prefix="headrace-models-")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="front end", daemon=True)
         self._worker: Worker | None = None
@@ -47,7 +54,7 @@ class InProcess:
         self._run(self._start())
 
     async def _start(self) -> None:
-        self.frontend = FrontEnd(self._config, self._on_readiness)
+        self.frontend = FrontEnd(self._config, self._on_readiness, folder=self._folder.name)
         self.grpc_port, self.metrics_port = await self.frontend.start()
 
     @property
@@ -65,14 +72,25 @@ class InProcess:
         return self.frontend.in_flight
 
     def start_worker(self, engines: Sequence[Engine], wait: bool = True) -> None:
-        """Starts a worker, and returns when the service is ready (at once without `wait`)."""
-        self._worker = Worker(engines, self._config.output_arena_mb, self._config.spill_mb)
+        """Starts a worker, and returns when the service is ready (at once without `wait`). Under explicit
+        model control `engines` is empty, and the worker loads what the config says, or what was wanted
+        last.
+        """
+        self._worker = open_worker(self._config, self._kept, self._keep, lambda _: engines, self._open_one)
         self._worker.start()
         ours, theirs = socket_pair()
         self._worker.open_link(Channel(theirs))
         self._loop.call_soon_threadsafe(self.frontend.open_link, 0, ours)
         if wait and not self._ready.wait(LIMIT_S):
             raise TimeoutError("the service did not become ready")
+
+    def _keep(self, what: dict[str, Any]) -> None:
+        self._kept = what
+
+    @property
+    def folder(self) -> str:
+        """Where the files lie that came with loads."""
+        return self._folder.name
 
     def cut_link(self) -> None:
         """What the front end sees of a worker's death; returns when it has seen it. The worker lives on."""
@@ -105,6 +123,7 @@ class InProcess:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT_S)
         self._loop.close()
+        self._folder.cleanup()
 
     def _on_readiness(self, ready: bool) -> None:
         seen, unseen = (self._ready, self._not_ready) if ready else (self._not_ready, self._ready)
@@ -116,15 +135,19 @@ class InProcess:
 
 
 @contextmanager
-def running(engines: Sequence[Engine], config: ServeConfig | None = None) -> Iterator[InProcess]:
+def running(
+    engines: Sequence[Engine],
+    config: ServeConfig | None = None,
+    open_one: Callable[[Found], Engine] = open_model,
+) -> Iterator[InProcess]:
     """A service with these engines, ready, and ended afterwards. Ports are free ones unless the config
-    says.
+    says. Under explicit model control there are no engines, and `open_one` loads a version.
     """
     config = config or ServeConfig((), grpc_port=0, metrics_port=0, arena_mb=16, output_arena_mb=16)
-    service = InProcess(config)
+    service = InProcess(config, open_one)
     service.start()
     try:
-        if engines:
+        if engines or config.explicit:
             service.start_worker(engines)
         yield service
     finally:

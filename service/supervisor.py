@@ -6,11 +6,13 @@
 
 What is said on a control socket (`service.control`), in the order of a life:
 
-    to a child      configure {config, worker}          first, always
+    to a child      configure {config, worker, kept, folder}    first, always
                     link {worker, link} + [socket]      one end of a new link; the other child gets the other
                     drain {}                            front end: refuse what is new, finish what is accepted
                     stop {}                             worker: close the models, and exit
-    from the worker     loaded {models}                 its models are in memory
+    from the worker     keep {models, next_id}          what its successor gets as `kept`: the models that
+                                                        are wanted by now, and the next model's id
+                        loaded {models}                 its models are in memory
     from the front end  listening {grpc_port, metrics_port}
                         ready {models} | not_ready {}   as the truth changes
                         link_ended {link, why}          its end of a link is at an end; why: "" or a fault
@@ -21,6 +23,11 @@ A link belongs to one incarnation of the front end and one of the worker. Whenev
 anew, both get the ends of a new socket pair, and each has seen the death of its peer as the end of file of
 the old one. The supervisor keeps no end: nobody but the peers holds a link open. A link that ends while both
 live is a fault that would last for ever: before the service was ready it ends it, later it costs the worker.
+
+Model control is between the front end and the worker, on their link. The supervisor only remembers what is
+wanted (`keep` comes before a client is told that it was done), and gives the front end a private `folder`
+for files that clients send with a model. What lies in it and nobody wants any more is removed before a
+worker starts, and all of it at the end.
 
 A child that dies is started again: at once the first time, then after a delay that doubles up to
 BACKOFF_MAX_S and is forgotten after BACKOFF_FORGET_S without a death. Before the service has been ready
@@ -37,7 +44,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,6 +147,8 @@ class Supervisor:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._link = 0  # number of the newest link
+        self._kept: dict[str, Any] | None = None
+        self._folder = ""
         self._exit_code: int | None = None
         self._was_ready = False
         self._draining = False
@@ -148,6 +159,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._post, self._on_signal, signum)
+        if self._config.explicit:
+            self._folder = tempfile.mkdtemp(prefix="headrace-models-")
         try:
             for role in self._roles.values():
                 await self._start(role)
@@ -157,6 +170,8 @@ class Supervisor:
             return self._exit_code
         finally:
             await self._end_children()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _post(self, handler: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         self._events.put_nowait(partial(handler, *arguments))
@@ -166,11 +181,14 @@ class Supervisor:
     async def _start(self, role: Role) -> None:
         if self._exit_code is not None or self._draining:
             return
+        if role.name == WORKER:
+            remove_unwanted(self._folder, self._kept)
         child = role.child = Child(role.command)
         task = asyncio.create_task(self._listen(role, child))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await child.channel.send("configure", {"config": self._config.to_json(), "worker": 0})
+        body = {"config": self._config.to_json(), "worker": 0, "kept": self._kept, "folder": self._folder}
+        await child.channel.send("configure", body)
         await self._make_link()
 
     async def _make_link(self) -> None:
@@ -234,6 +252,7 @@ class Supervisor:
     def _handlers(self) -> dict[str, Callable[[Role, dict[str, Any]], Awaitable[None]]]:
         return {
             "failed": self._on_failed,
+            "keep": self._on_keep,
             "loaded": self._on_loaded,
             "listening": self._on_listening,
             "ready": self._on_ready,
@@ -247,6 +266,9 @@ class Supervisor:
             say(f"the {role.name} cannot start again yet: {body['message']}")
         else:
             self._finish(EXIT_BAD_START, body["message"])
+
+    async def _on_keep(self, role: Role, body: dict[str, Any]) -> None:
+        self._kept = body
 
     async def _on_loaded(self, role: Role, body: dict[str, Any]) -> None:
         for line in body.get("notes", []):
@@ -331,11 +353,22 @@ def ready_line(config: ServeConfig, models: Sequence[Mapping[str, Any]], devices
         f"(max_batch_size {m['max_batch_size']})"
         for m in models
     )
+    named = named or "none"
     return (
         f"headrace ready: grpc {host}:{config.grpc_port}, "
         f"metrics http://{host}:{config.metrics_port}/metrics, models {named}, "
         f"front end {config.frontend}, devices {', '.join(devices)}"
     )
+
+
+def remove_unwanted(folder: str, kept: Mapping[str, Any] | None) -> None:
+    """Removes what lies in `folder` ("": there is none) and is no model's that is kept."""
+    if not folder:
+        return
+    wanted = {override[1] for override in (kept or {}).get("models", {}).values()}
+    for entry in list(os.scandir(folder)):
+        if entry.path not in wanted:
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def tell_ready_fd(config: ServeConfig, models: Sequence[Mapping[str, Any]]) -> None:

@@ -1,7 +1,7 @@
-"""``headrace models``: what a server serves, and in which state.
+"""``headrace models``: what a server serves, and in which state; loading and unloading.
 
 There are two ways to ask. RepositoryIndex knows every model, also those not loaded, with its state; servers
-that do not have it (Headrace so far) still list what is loaded through ModelStatistics without a name.
+that do not have it still list what is loaded through ModelStatistics without a name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import DEFAULT_URL, Column, Url, console, examples, print_table, talks_to_server
+from service.cli.common import DEFAULT_URL, Column, Url, console, examples, fail, print_table, talks_to_server
 
 if TYPE_CHECKING:
     from service.client import Client, TensorInfo
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "headrace models                          # everything at localhost:8001",
     "headrace models resnet50 --url gpu1:8001 # one model of another machine",
+    "headrace models load resnet50            # or load it again: its files and config as they are now",
+    "headrace models unload resnet50          # when what it had accepted is answered",
     "headrace models --json | jq '.[].model'",
 )
 
 READY = "READY"
+LOAD, UNLOAD = "load", "unload"
+LOAD_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,35 @@ class Row:
 
 @talks_to_server
 def models(
-    name: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.", show_default=False)] = "",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | load MODEL | unload MODEL]",
+            help="Only this model; or what to do with it.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="How long a load or unload may take.")
+    ] = LOAD_TIMEOUT_S,
 ) -> None:
-    """List the models of a server: versions, state, inputs and outputs."""
+    """List the models of a server: versions, state, inputs and outputs; load one, or unload one.
+
+    Loading and unloading is for servers with --model-control-mode explicit.
+    """
     from service.client import Client
 
+    words = words or []
+    if len(words) == 2 and words[0] in (LOAD, UNLOAD):
+        with Client(url, timeout_s=timeout) as client:
+            (client.load_model if words[0] == LOAD else client.unload_model)(words[1])
+        return
+    if len(words) > 1:
+        fail(f"expected MODEL, load MODEL or unload MODEL, got '{' '.join(words)}'", code=2)
     with Client(url) as client:
-        rows = [_describe(client, row) for row in _listed(client, name)]
+        rows = [_describe(client, row) for row in _listed(client, words[0] if words else "")]
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     elif rows:
@@ -64,7 +88,7 @@ def _listed(client: Client, name: str) -> list[Row]:
     from service.client import ClientError, RpcFailed
 
     if name:
-        return [Row(name, version, "") for version in client.model_metadata(name).versions]
+        return _listed_by_name(client, name)
     try:
         return [
             Row(i.name, i.version, i.state or "UNLOADED", reason=i.reason) for i in client.repository_index()
@@ -78,6 +102,25 @@ def _listed(client: Client, name: str) -> list[Row]:
         if error.code != "UNIMPLEMENTED":
             raise
     raise ClientError("this server cannot list its models; name one: headrace models MODEL")
+
+
+def _listed_by_name(client: Client, name: str) -> list[Row]:
+    """The versions of one model; what the index says of it when it is not loaded."""
+    from service.client import RpcFailed
+
+    try:
+        return [Row(name, version, "") for version in client.model_metadata(name).versions]
+    except RpcFailed as error:
+        if error.code not in ("NOT_FOUND", "UNAVAILABLE"):
+            raise
+        unloaded = error
+    try:
+        rows = [row for row in client.repository_index() if row.name == name]
+    except RpcFailed:
+        rows = []
+    if not rows:
+        raise unloaded
+    return [Row(i.name, i.version, i.state or "UNLOADED", reason=i.reason) for i in rows]
 
 
 def _describe(client: Client, row: Row) -> Row:

@@ -15,6 +15,7 @@ EPILOG = examples(
     "headrace serve model.onnx --max-batch-size 8    # never more than 8 rows at once",
     "headrace serve a.onnx b.onnx --host 0.0.0.0     # two models, for other machines too",
     "headrace serve models/                          # a repository: models/NAME/VERSION/model.onnx",
+    "headrace serve models/ --model-control-mode explicit --load-model a   # the rest when a client asks",
     "headrace serve model.onnx --grpc-port 0 --ready-fd 3 3>ready.json    # a free port: see ready.json",
     "kill -TERM PID                                  # finishes what was accepted, then ends",
 )
@@ -87,6 +88,22 @@ def serve(
             "batch, in place of splitting it.",
         ),
     ] = "headrace",
+    model_control_mode: Annotated[
+        str,
+        typer.Option(
+            metavar="none|explicit",
+            help="Who says what is loaded: none loads everything at the start; explicit loads what "
+            "--load-model names, and what clients ask for (RepositoryModelLoad).",
+        ),
+    ] = "none",
+    load_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A model to load at the start, under explicit; may be repeated; '*' is every model.",
+            show_default=False,
+        ),
+    ] = None,
     max_message_bytes: Annotated[
         int, typer.Option(metavar="BYTES", help="Size of a request at most; larger ones are refused.")
     ] = 2**31 - 1,
@@ -134,6 +151,8 @@ def serve(
         answer_mb=answer_mb,
         status_codes=status_codes,
         frontend=frontend,
+        model_control_mode=model_control_mode,
+        load_models=tuple(load_model or ()),
         ready_fd=ready_fd,
     )
     raise typer.Exit(run_service(config))

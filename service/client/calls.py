@@ -117,6 +117,16 @@ class Client:
         request = pb.RepositoryIndexRequest()
         return list(self.call("RepositoryIndex", request, pb.RepositoryIndexResponse).models)
 
+    def load_model(self, name: str) -> None:
+        """Loads a model, or loads it again; returns when it serves."""
+        request = pb.RepositoryModelLoadRequest(model_name=name)
+        self.call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
+
+    def unload_model(self, name: str) -> None:
+        """Unloads a model; returns when it is gone."""
+        request = pb.RepositoryModelUnloadRequest(model_name=name)
+        self.call("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse)
+
     def infer(self, model: str, inputs: Mapping[str, Array], **options: Any) -> InferResult:
         """One ModelInfer; the options are those of ``infer_request``."""
         request = infer_request(model, inputs, **options)

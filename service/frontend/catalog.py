@@ -1,8 +1,9 @@
 """What a front end serves: models, the worker behind each, and whether they can be used now.
 
-A worker says what it serves when its link becomes ready; its models stay in the catalog when it dies, since
-the next incarnation brings them back: a model that is known is UNAVAILABLE meanwhile, not NOT_FOUND. The
-same is true of its counters, which are read from the last page it had.
+A worker says what it serves when its link becomes ready, and again whenever that changes; its models stay
+in the catalog when it dies, since the next incarnation brings them back: a model that is known is
+UNAVAILABLE meanwhile, not NOT_FOUND. The same is true of its counters, which are read from the last page it
+had.
 
 The catalog is written by one thread. Others (metrics) read it: every write replaces one tuple as a whole.
 Names and versions are looked up by the codec's own table, so that a wrong one gets the same words everywhere.
@@ -38,7 +39,7 @@ class Entry:
 
     def stats(self) -> ModelStats | None:
         """The model's counters; None when the worker has none of it."""
-        return next((stats for stats in self.page.stats() if stats.model == self.id), None)
+        return self.page.stats_of(self.id)
 
 
 class Catalog:
@@ -48,16 +49,24 @@ class Catalog:
         self._workers = workers
         self._devices: dict[int, list[str]] = {}
         self._up: set[int] = set()
+        self._pages: dict[int, WorkerPage] = {}
+        self.states: dict[str, list[list[str]]] = {}  # of each model: [version, state, reason] rows
         self.entries: tuple[Entry, ...] = ()
 
     def worker_ready(
         self, worker: int, models: Sequence[tuple[int, ModelSpec]], devices: list[str], page: WorkerPage
     ) -> None:
         """A new incarnation of a worker serves these models, (id, spec) each, in place of what it had."""
-        fresh = [Entry(id, worker, spec, Spec(spec, id, worker), page) for id, spec in models]
-        self.entries = (*(entry for entry in self.entries if entry.worker != worker), *fresh)
+        self._pages[worker] = page
+        self.worker_serves(worker, models)
         self._devices[worker] = devices
         self._up.add(worker)
+
+    def worker_serves(self, worker: int, models: Sequence[tuple[int, ModelSpec]]) -> None:
+        """The worker has loaded or unloaded models: these are what it serves now."""
+        page = self._pages[worker]
+        fresh = [Entry(id, worker, spec, Spec(spec, id, worker), page) for id, spec in models]
+        self.entries = (*(entry for entry in self.entries if entry.worker != worker), *fresh)
 
     def worker_gone(self, worker: int) -> None:
         """Its models are known and cannot be used."""

@@ -1,24 +1,29 @@
 """The front end's side of a link: one conversation with one incarnation of a worker
-(`service.worker.worker`).
+(`service.worker.links` has the words).
 
-    1. open lanes, say hello with their descriptors 2. the worker says ready, with its page, its output
-    arena and its models: they can be used from now on 3. nothing more is said; when the link ends the
-    worker is gone, its lanes are closed, and whoever waited for it
-       is told UNAVAILABLE
+    1. open lanes, say hello with their descriptors
+    2. the worker says ready, with its page, its output arena and its models: they can be used from now on
+    3. whenever it says that it serves other models, they take the place of those before, and it is told so:
+       from then on nothing is sent to what it does not serve any more
+    4. loads and unloads are asked of it, and it says what became of each
+    5. the link ends: the worker is gone, its lanes are closed, and whoever waited for it is told UNAVAILABLE
 
 A worker that says what makes no sense is treated as gone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastqueue import QueueError, WorkerPage
 from service.codec.errors import RequestError
 from service.control import AsyncChannel, Message, ProtocolError
+from service.errors import NOT_READY, Code, ServiceError, Unavailable, error_of
 from service.frontend.catalog import Catalog
 from service.models.spec import ModelSpec
 
@@ -46,6 +51,15 @@ class Lanes(Protocol):
         """What is served from now on: (model id, lane, spec) each."""
 
 
+class Link:
+    """A conversation that has come to ready. `calls` are what was asked and is not done."""
+
+    def __init__(self, worker: int, channel: AsyncChannel) -> None:
+        self.worker = worker
+        self.channel = channel
+        self.calls: dict[int, asyncio.Future[None]] = {}
+
+
 class Links:
     """The links to all workers. `changed` is called after every change of what can be used."""
 
@@ -54,26 +68,68 @@ class Links:
         self._catalog = catalog
         self._changed = changed
         self._lane_of: dict[int, int] = {}
+        self._links: dict[int, Link] = {}
+        self._numbers = itertools.count(1)
+
+    # What is asked of a worker.
+
+    def current(self, worker: int = 0) -> Link:
+        """The link to a worker. Raises Unavailable while there is none."""
+        link = self._links.get(worker)
+        if link is None:
+            raise Unavailable(NOT_READY)
+        return link
+
+    async def ask(self, link: Link, kind: str, body: dict[str, Any]) -> None:
+        """Has a worker do something; returns when it is done. Raises ServiceError when it was not."""
+        number = next(self._numbers)
+        done = link.calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            if self._links.get(link.worker) is not link:
+                raise gone(kind)
+            await link.channel.send(kind, {"call": number, **body})
+            await done
+        finally:
+            link.calls.pop(number, None)
+
+    # A link's life.
 
     async def serve(self, worker: int, sock: socket.socket) -> str:
         """One link, from hello to its end. A worker has one link at a time. Returns what was wrong, or ""."""
-        channel = AsyncChannel(sock)
+        link = Link(worker, AsyncChannel(sock))
+        channel = link.channel
         why = ""
         lane, fds = self._lanes.open_lanes()
         try:
             if await channel.send("hello", {"lanes": len(fds) // FDS_PER_LANE}, fds):
                 ready = await channel.receive()
                 if ready is not None:
-                    self._on_ready(worker, lane, ready)
-                    await channel.receive()
+                    self._on_ready(link, lane, ready)
+                    await self._listen(link)
         except (ProtocolError, QueueError, RequestError, OSError) as error:
             why = str(error)
         finally:
+            self._on_end(link, lane)
             channel.close()
-            self._on_end(worker, lane)
         return why
 
-    def _on_ready(self, worker: int, lane: int, ready: Message) -> None:
+    async def _listen(self, link: Link) -> None:
+        while (message := await link.channel.receive()) is not None:
+            body = message.body
+            if message.kind == "models":
+                self._catalog.worker_serves(link.worker, models_of(body))
+                self._swap()
+                await link.channel.send("swapped", {"swap": body["swap"]})
+            elif message.kind == "state":
+                self._catalog.states.pop(body["model"], None)
+                if body["versions"]:
+                    self._catalog.states[body["model"]] = body["versions"]
+            elif message.kind == "done":
+                finish(link.calls.get(body["call"]), body["code"], body["message"])
+            else:
+                raise ProtocolError(f"expected models, state or done, got {message!r}")
+
+    def _on_ready(self, link: Link, lane: int, ready: Message) -> None:
         fds = ready.take_fds()
         try:
             if ready.kind != "ready" or len(fds) != 2:
@@ -83,16 +139,47 @@ class Links:
         finally:
             for fd in fds:
                 os.close(fd)
-        models = [(row["id"], ModelSpec.from_json(row["spec"])) for row in ready.body["models"]]
-        self._catalog.worker_ready(worker, models, ready.body["devices"], page)
-        self._lane_of[worker] = lane
-        entries = self._catalog.entries
-        self._lanes.set_models([(e.id, self._lane_of.get(e.worker, NO_LANE), e.spec) for e in entries])
+        body = ready.body
+        self._catalog.worker_ready(link.worker, models_of(body), body["devices"], page)
+        self._catalog.states = dict(body["states"])
+        self._lane_of[link.worker] = lane
+        self._swap()
+        self._links[link.worker] = link
         self._changed()
 
-    def _on_end(self, worker: int, lane: int) -> None:
+    def _swap(self) -> None:
+        """Makes what the catalog has what the front-end threads send to."""
+        entries = self._catalog.entries
+        self._lanes.set_models([(e.id, self._lane_of.get(e.worker, NO_LANE), e.spec) for e in entries])
+
+    def _on_end(self, link: Link, lane: int) -> None:
         self._lanes.close_lanes(lane)
-        if self._lane_of.get(worker) == lane:
-            del self._lane_of[worker]
-            self._catalog.worker_gone(worker)
+        if self._links.get(link.worker) is link:
+            del self._links[link.worker]
+        for done in link.calls.values():
+            if not done.done():
+                done.set_exception(gone("do"))
+        if self._lane_of.get(link.worker) == lane:
+            del self._lane_of[link.worker]
+            self._catalog.worker_gone(link.worker)
             self._changed()
+
+
+def models_of(body: dict[str, Any]) -> list[tuple[int, ModelSpec]]:
+    """(id, spec) of each model that a worker says it serves."""
+    return [(row["id"], ModelSpec.from_json(row["spec"])) for row in body["models"]]
+
+
+def finish(done: asyncio.Future[None] | None, code: int, text: str) -> None:
+    """Tells whoever asked, unless they have left."""
+    if done is None or done.done():
+        return
+    if code == Code.OK:
+        done.set_result(None)
+    else:
+        done.set_exception(error_of(code, text))
+
+
+def gone(what: str) -> ServiceError:
+    """Why what was asked has come to nothing: the worker's end."""
+    return Unavailable(f"the worker ended before it could {what} this; it is starting again, try later")

@@ -28,6 +28,7 @@ from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.server import Server
 from service.frontend.links import Links
+from service.frontend.repository import Repository
 from service.frontend.rpcs import Rpcs
 from service.frontend.state import State
 from service.log import say
@@ -38,7 +39,8 @@ from service.telemetry.metrics import Metrics, Snapshot
 
 class FrontEnd:
     """A front end on the running loop. `on_readiness` is called with every change of it, `on_link_end` with
-    each link that ended and what was wrong with it ("": nothing but that it ended).
+    each link that ended and what was wrong with it ("": nothing but that it ended). `folder` is for files
+    that clients send with a model ("": they may not).
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class FrontEnd:
         config: ServeConfig,
         on_readiness: Callable[[bool], None],
         on_link_end: Callable[[int, str], None] = lambda link, why: None,
+        folder: str = "",
     ) -> None:
         self._config = config
         self._on_readiness = on_readiness
@@ -62,13 +65,14 @@ class FrontEnd:
             spill_mb=config.spill_mb,
         )
         self._calls = Calls(dispatcher, triton)
-        rpcs = Rpcs(self.catalog, config.server_name, lambda: self.state.ready)
+        self._links = Links(self._calls, self.catalog, self._readiness_changed)
+        repository = Repository(config, self.catalog, self._links, folder, lambda: self.state.draining)
+        rpcs = Rpcs(self.catalog, config.server_name, repository, lambda: self.state.ready)
         self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
         connections, self._probes = connections_allowed()
         self._server = Server(
             self._calls, rpcs, self.state, self.admission, config.max_message_bytes, connections
         )
-        self._links = Links(self._calls, self.catalog, self._readiness_changed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None
 
@@ -145,9 +149,9 @@ class FrontEnd:
 class Process:
     """The front-end process's side of its control socket."""
 
-    def __init__(self, control: AsyncChannel, config: ServeConfig) -> None:
+    def __init__(self, control: AsyncChannel, config: ServeConfig, folder: str = "") -> None:
         self._control = control
-        self._frontend = FrontEnd(config, self._on_readiness, self._on_link_end)
+        self._frontend = FrontEnd(config, self._on_readiness, self._on_link_end, folder)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> int:
@@ -203,7 +207,8 @@ async def run(fd: int) -> int:
     configure = await control.receive()
     if configure is None:
         return EXIT_OK
-    return await Process(control, ServeConfig.from_json(configure.body["config"])).run()
+    config = ServeConfig.from_json(configure.body["config"])
+    return await Process(control, config, configure.body.get("folder", "")).run()
 
 
 def main(arguments: Sequence[str]) -> None:

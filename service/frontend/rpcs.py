@@ -1,14 +1,15 @@
 """Every RPC of inference.GRPCInferenceService but the Infer ones: functions from message to message.
 
 Nothing here knows gRPC. A front end, in whatever language it receives bytes, gives them to `Rpcs.call` with
-the method's name and gets bytes, or an error with the status code and the words for the client. `UNARY` is
-the table of what is built; `NOT_BUILT` of what the protocol has and this server has not, with the sentence
-that says so. What stands in `NOT_BUILT` is not among `EXTENSIONS`.
+the method's name and gets bytes, or an error with the status code and the words for the client. `UNARY` and
+`CONTROL` are the tables of what is built (what is in the second waits for a worker); `NOT_BUILT` of what
+the protocol has and this server has not, with the sentence that says so. What stands in `NOT_BUILT` is not
+among `EXTENSIONS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
@@ -20,17 +21,21 @@ from service._pb import inference as pb
 from service.codec.errors import RequestError
 from service.errors import InvalidRequest, NotBuilt, Unavailable
 from service.frontend.catalog import Catalog, Entry
+from service.frontend.repository import Repository
 from service.models import spec as model_spec
 
 SERVICE = "inference.GRPCInferenceService"
-EXTENSIONS = ("classification", "model_configuration", "statistics", "binary_tensor_data")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "statistics",
+    "binary_tensor_data",
+)
 
-_NO_CONTROL = "this server serves the models it was started with; loading and unloading is not built"
 _NO_SHARED_MEMORY = "shared memory regions are not built in this server; send tensors in raw_input_contents"
 NOT_BUILT = {
-    "RepositoryIndex": f"RepositoryIndex is not built: {_NO_CONTROL}",
-    "RepositoryModelLoad": f"RepositoryModelLoad is not built: {_NO_CONTROL}",
-    "RepositoryModelUnload": f"RepositoryModelUnload is not built: {_NO_CONTROL}",
     "SystemSharedMemoryStatus": f"SystemSharedMemoryStatus: {_NO_SHARED_MEMORY}",
     "SystemSharedMemoryRegister": f"SystemSharedMemoryRegister: {_NO_SHARED_MEMORY}",
     "SystemSharedMemoryUnregister": f"SystemSharedMemoryUnregister: {_NO_SHARED_MEMORY}",
@@ -49,22 +54,30 @@ class Rpcs:
     server that drains is not.
     """
 
-    def __init__(self, catalog: Catalog, server_name: str, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, catalog: Catalog, server_name: str, repository: Repository, is_ready: Callable[[], bool]
+    ) -> None:
         self._catalog = catalog
         self._server_name = server_name
+        self._repository = repository
         self._is_ready = is_ready
 
-    def call(self, method: str, data: bytes) -> bytes:
+    async def call(self, method: str, data: bytes) -> bytes:
         """Answers one call. Raises ServiceError, or RequestError where the codec has the words."""
         if method in NOT_BUILT:
             raise NotBuilt(NOT_BUILT[method])
-        request_class, handler = UNARY[method]
+        request_class = (UNARY.get(method) or CONTROL[method])[0]
         try:
             request = request_class.FromString(data)
         except DecodeError as error:
             raise InvalidRequest(f"{method}: the request is no {request_class.__name__}: {error}") from error
-        response: bytes = handler(self, request).SerializeToString()
-        return response
+        del data
+        if method in UNARY:
+            response = UNARY[method][1](self, request)
+        else:
+            response = await CONTROL[method][1](self._repository, request)
+        answer: bytes = response.SerializeToString()
+        return answer
 
     def server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -115,6 +128,12 @@ UNARY: dict[str, tuple[Any, Callable[[Rpcs, Any], Any]]] = {
     "ModelMetadata": (pb.ModelMetadataRequest, Rpcs.model_metadata),
     "ModelConfig": (pb.ModelConfigRequest, Rpcs.model_config),
     "ModelStatistics": (pb.ModelStatisticsRequest, Rpcs.model_statistics),
+}
+
+CONTROL: dict[str, tuple[Any, Callable[[Repository, Any], Awaitable[Any]]]] = {
+    "RepositoryIndex": (pb.RepositoryIndexRequest, Repository.index),
+    "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, Repository.load),
+    "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, Repository.unload),
 }
 
 

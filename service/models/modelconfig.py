@@ -129,6 +129,24 @@ def parse(data: bytes) -> Parsed:
     return Parsed(message, "max_batch_size" in _tokens(text))
 
 
+def parse_json(text: str) -> Parsed:
+    """Reads a ModelConfig in JSON, with the names of the proto or in camel case; numbers may be text.
+
+    Raises ConfigFault.
+    """
+    message = pb.ModelConfig()
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ConfigFault(f"expected a JSON object with the fields of ModelConfig, got {text[:80]!r}")
+        json_format.ParseDict(values, message)
+    except (ValueError, json_format.ParseError) as error:
+        raise ConfigFault(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ConfigFault("it is nested too deeply; expected the fields of ModelConfig") from error
+    return Parsed(message, bool({"max_batch_size", "maxBatchSize"} & values.keys()))
+
+
 def _parse_fault(error: text_format.ParseError) -> str:
     what = re.sub(r"^\d+:\d+ : ", "", " ".join(str(error).split()))
     return f"line {error.GetLine()}, column {error.GetColumn()}: {what}"

@@ -7,12 +7,15 @@
             2/model.onnx          served: the highest version, unless version_policy says otherwise
 
 `find` looks at every path that the service was given and says what to open, with the faults of what cannot be
-opened. It reads folders and configs and never a model. A model whose folder is faulty costs no other model
-its place in the list: who asked decides what a fault means. At the start of a service it is the end.
+opened; `find_named` looks for one model, which may be overridden: by a config in place of its config.pbtxt,
+and by files in place of its versions. Both read folders and configs and never a model. A model whose folder
+is faulty costs no other model its place in the list: who asked decides what a fault means. At the start of
+a service it is the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +46,61 @@ class Found:
     path: str
     wanted: Wanted
     backend: str = ""
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a client gives in place of what lies in a repository.
+
+    Attributes:
+        config: a ModelConfig in JSON; empty: the model's own. folder: where its versions are; empty: its own.
+    """
+
+    config: str = ""
+    folder: str = ""
+
+
+NO_OVERRIDE = Override()
+
+
+class UnknownModel(Exception):
+    """No path has a model of this name."""
+
+
+def find_named(
+    paths: Sequence[str], name: str, defaults: Defaults, override: Override = NO_OVERRIDE
+) -> list[Found]:
+    """The versions of one model, lowest first. Raises UnknownModel, ConfigFault or OSError."""
+    homes = [Path(override.folder)] if override.folder else _homes(paths, name)
+    if not homes:
+        raise UnknownModel
+    if len(homes) > 1:
+        raise ConfigFault(f"{homes[0]} and {homes[1]} would both be called '{name}'; rename one")
+    if homes[0].is_dir():
+        return find_model(homes[0], defaults, override, name)
+    if not override.config:
+        return [_model_file(str(homes[0]), defaults)]
+    config, wanted = _read_override(override.config, name, defaults)
+    return [Found(name, "1", str(homes[0]), wanted, _backend(config))]
+
+
+def _homes(paths: Sequence[str], name: str) -> list[Path]:
+    """The files and folders that are called `name`."""
+    files = [Path(path) for path in paths if not os.path.isdir(path) and PurePath(path).stem == name]
+    if name.startswith(".") or PurePath(name).name != name or "\0" in name:
+        return files
+    folders = [Path(path, name) for path in paths if os.path.isdir(path)]
+    return files + [folder for folder in folders if folder.is_dir()]
+
+
+def names(paths: Sequence[str]) -> set[str]:
+    """Every model that there is now, by name, whether it can be opened or not."""
+    found = {PurePath(path).stem for path in paths if not os.path.isdir(path)}
+    for path in paths:
+        if os.path.isdir(path):
+            with contextlib.suppress(OSError):
+                found |= {folder.name for folder in model_folders(Path(path))}
+    return {name for name in found if name.isprintable()}  # others are not UTF-8: no request could name them
 
 
 def find(paths: Sequence[str], defaults: Defaults) -> tuple[list[Found], list[str]]:
@@ -131,10 +189,18 @@ def _repository_fault(folder: Path) -> str:
     return ""
 
 
-def find_model(folder: Path, defaults: Defaults) -> list[Found]:
-    """The versions to serve of the model in `folder`, lowest first. Raises ConfigFault."""
-    _check_name(folder.name)
-    config, wanted = _read_config(folder, defaults)
+def find_model(
+    folder: Path, defaults: Defaults, override: Override = NO_OVERRIDE, name: str = ""
+) -> list[Found]:
+    """The versions to serve of the model in `folder`, lowest first; its name is the folder's where none is
+    given. Raises ConfigFault.
+    """
+    name = name or folder.name
+    _check_name(name)
+    if override.config:
+        config, wanted = _read_override(override.config, name, defaults)
+    else:
+        config, wanted = _read_config(folder, defaults)
     backend = _backend(config)
     versions = _choose(config, *_versions(folder))
     file_name = config.default_model_filename or MODEL_FILES[backend]
@@ -143,7 +209,7 @@ def find_model(folder: Path, defaults: Defaults) -> list[Found]:
     found = []
     for version in versions:
         path = _model_path(folder / str(version), file_name)
-        found.append(Found(folder.name, str(version), str(path), wanted, backend))
+        found.append(Found(name, str(version), str(path), wanted, backend))
     return found
 
 
@@ -176,6 +242,17 @@ def _read_config(folder: Path, defaults: Defaults) -> tuple[Any, Wanted]:
     if (name := parsed.message.name) not in ("", folder.name):
         raise ConfigFault(f"{CONFIG_FILE} says name '{name}'; expected the folder's name, '{folder.name}'")
     return parsed.message, wanted if data else replace(wanted, config_json="")
+
+
+def _read_override(text: str, name: str, defaults: Defaults) -> tuple[Any, Wanted]:
+    try:
+        parsed = modelconfig.parse_json(text)
+        wanted = modelconfig.wanted_from(parsed, defaults)
+    except ConfigFault as fault:
+        raise ConfigFault(f"parameter 'config': {fault}") from fault
+    if (said := parsed.message.name) not in ("", name):
+        raise ConfigFault(f"parameter 'config' says name '{said}'; expected '{name}', or none")
+    return parsed.message, wanted
 
 
 def _backend(config: Any) -> str:

@@ -1,5 +1,9 @@
 """The worker process: loads the models it was told to, then serves links until its supervisor lets go of
 it.
+
+What it was told is its configuration, and in `kept` what a worker before it has left (`service.supervisor`):
+the first one loads what the configuration says and fails with the first fault; another one loads what was
+wanted last, by name, and goes on without what does not load any more. Without model control all is wanted.
 """
 
 from __future__ import annotations
@@ -7,77 +11,81 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from service.config import ServeConfig
 from service.control import Channel
-from service.engines.base import Engine, ModelLoadError, open_engine
+from service.engines.base import Engine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
-from service.log import say_exception
-from service.models.modelconfig import Defaults
-from service.models.repository import Found, find
+from service.models.repository import NO_OVERRIDE, Found, Override
 from service.process import control_fd, die_with_parent
+from service.worker.control import Keep, notes_on
+from service.worker.library import Library, open_model
 from service.worker.worker import Worker
+
+NOTHING_KEPT: dict[str, Any] = {"models": None, "next_id": 1}
 
 
 def open_engines(config: ServeConfig) -> list[Engine]:
     """Loads every model of the configuration. Raises StartError with a sentence per model that fails."""
-    defaults = Defaults(config.max_batch_size, config.max_batch_wait_us, config.instances)
-    found, faults = find(config.model_paths, defaults)
-    engines = []
-    for model in found:
-        try:
-            engines.append(open_model(model))
-        except StartError as error:
-            faults.append(str(error))
-    if faults:
-        for engine in engines:
-            engine.close()
-        raise StartError("\n".join(faults))
-    return engines
+    return Library(config).open_all()
 
 
-def open_model(model: Found) -> Engine:
-    """Loads one version of a model. Raises StartError with one sentence."""
-    try:
-        return open_engine(
-            model.path, name=model.name, version=model.version, wanted=model.wanted, backend=model.backend
-        )
-    except ModelLoadError as error:
-        raise StartError(str(error)) from error
-    except MemoryError as error:
-        needs = "it needs more memory than there is, to load it or to try it out"
-        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {needs}") from error
-    except Exception as error:
-        say_exception(error)
-        what = f"{type(error).__name__}: {error}"
-        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {what}") from error
+def open_worker(
+    config: ServeConfig,
+    kept: dict[str, Any],
+    keep: Keep,
+    load: Callable[[ServeConfig], Sequence[Engine]] = open_engines,
+    open_one: Callable[[Found], Engine] = open_model,
+) -> Worker:
+    """A worker with what it has to serve. Raises StartError.
+
+    `load` and `open_one` are where tests put engines of their own.
+    """
+    settings: dict[str, Any] = {"first_id": kept["next_id"], "keep": keep}
+    if not config.explicit:
+        return Worker(load(config), config.output_arena_mb, config.spill_mb, **settings)
+    library = Library(config, open_one)
+    worker = Worker([], config.output_arena_mb, config.spill_mb, library=library, **settings)
+    first = kept["models"] is None
+    if first:
+        wanted = dict.fromkeys(library.wanted_at_start(), NO_OVERRIDE)
+    else:
+        wanted = {name: Override(*override) for name, override in kept["models"].items()}
+    worker.open_wanted(wanted, strict=first)
+    return worker
 
 
-def notes_on(worker: Worker) -> list[str]:
+def notes_about(worker: Worker) -> list[str]:
     """What the person who started the service should know about its models."""
-    notes = []
-    for spec in worker.specs:
-        if spec.why_unbatched:
-            notes.append(f"model '{spec.name}' is not batched: {spec.why_unbatched}")
-        notes += [f"model '{spec.name}': {warning}" for warning in spec.warnings]
+    notes = [note for spec in worker.specs for note in notes_on(spec)]
     return list(dict.fromkeys(notes))  # versions of one model have much in common
 
 
-def main(arguments: Sequence[str], load: Callable[[ServeConfig], list[Engine]] = open_engines) -> int:
-    """The life of a worker process; its exit code. `load` is where tests put engines of their own."""
+def main(
+    arguments: Sequence[str],
+    load: Callable[[ServeConfig], Sequence[Engine]] = open_engines,
+    open_one: Callable[[Found], Engine] = open_model,
+) -> int:
+    """The life of a worker process; its exit code."""
     die_with_parent()
     control = Channel.from_fd(control_fd(arguments))
     configure = control.receive()
     if configure is None:
         return EXIT_OK
     config = ServeConfig.from_json(configure.body["config"])
+    kept = configure.body.get("kept") or NOTHING_KEPT
+
+    def keep(what: dict[str, Any]) -> None:
+        control.send("keep", what)
+
     try:
-        worker = Worker(load(config), config.output_arena_mb, config.spill_mb)
+        worker = open_worker(config, kept, keep, load, open_one)
     except StartError as error:
         control.send("failed", {"message": str(error)})
         return EXIT_BAD_START
     worker.start()
-    control.send("loaded", {"models": [spec.name for spec in worker.specs], "notes": notes_on(worker)})
+    control.send("loaded", {"models": [spec.name for spec in worker.specs], "notes": notes_about(worker)})
     while (message := control.receive()) is not None:
         if message.kind == "link":
             worker.open_link(Channel.from_fd(message.take_fds()[0]))

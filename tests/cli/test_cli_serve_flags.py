@@ -47,6 +47,8 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--max-calls": 12,
         "--answer-mb": 13,
         "--status-codes": "triton",
+        "--model-control-mode": "explicit",
+        "--load-model": "a",
         "--drain-timeout": 9.5,
         "--ready-fd": 10,
     }
@@ -70,6 +72,8 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         max_calls=12,
         answer_mb=13,
         status_codes="triton",
+        model_control_mode="explicit",
+        load_models=("a",),
         drain_timeout_s=9.5,
         ready_fd=10,
     )

@@ -1,4 +1,6 @@
-"""Models and streams that come and go while the worker serves: everything of them is used again, but their ids."""
+"""Models and streams that come and go while the worker serves: everything of them is used again, but their
+ids.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_what_was_sent_before_the_removal_is_answered_before_it_returns() -> Non
     rig = Rig()
     slot = rig.submit(2)  # it lies in the lane: nobody has looked there yet
     thread = remove_later(rig, 1)
-    wait_until(lambda: (batch := rig.former.try_batch(rig.streams[0])) is not None and rig.compute(batch) == 2)
+    wait_until(
+        lambda: (batch := rig.former.try_batch(rig.streams[0])) is not None and rig.compute(batch) == 2
+    )
     thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert rig.poll()[slot].status == OK

@@ -11,7 +11,7 @@ from waiting import LIMIT_S
 from wire import SERVICE, infer_request, rows
 
 from service._pb import inference as pb
-from service.frontend.rpcs import EXTENSIONS, NOT_BUILT, UNARY
+from service.frontend.rpcs import CONTROL, EXTENSIONS, NOT_BUILT, UNARY
 
 HEALTH = "/grpc.health.v1.Health/"
 
@@ -56,7 +56,14 @@ def test_server_metadata_names_the_server_and_only_what_is_built(serve):
     assert (
         tuple(metadata.extensions)
         == EXTENSIONS
-        == ("classification", "model_configuration", "statistics", "binary_tensor_data")
+        == (
+            "classification",
+            "model_repository",
+            "model_repository(unload_dependents)",
+            "model_configuration",
+            "statistics",
+            "binary_tensor_data",
+        )
     )
 
 
@@ -131,8 +138,8 @@ def test_what_is_not_built_says_so_in_a_sentence(serve, method):
 
 def test_every_method_of_the_protocol_is_built_or_says_that_it_is_not():
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
-    assert set(UNARY) | set(NOT_BUILT) | {"ModelInfer", "ModelStreamInfer"} == methods
-    assert not set(UNARY) & set(NOT_BUILT)
+    assert set(UNARY) | set(CONTROL) | set(NOT_BUILT) | {"ModelInfer", "ModelStreamInfer"} == methods
+    assert len(UNARY) + len(CONTROL) + len(NOT_BUILT) + 2 == len(methods)
 
 
 def test_a_method_nobody_knows_is_unimplemented(serve):
@@ -141,7 +148,7 @@ def test_a_method_nobody_knows_is_unimplemented(serve):
     assert failure(wire.raw, "/no.such.Service/Method", b"")[0] == "UNIMPLEMENTED"
 
 
-@pytest.mark.parametrize("method", sorted(UNARY))
+@pytest.mark.parametrize("method", sorted(UNARY | CONTROL))
 def test_bytes_that_are_no_message_are_the_callers_fault(serve, method):
     _, wire = serve(affine())
     code, text = failure(wire.raw, f"{SERVICE}{method}", b"\x0a\xff")

@@ -20,7 +20,7 @@ from service._pb import model_config
 from service.config import ServeConfig
 from service.demo.server import started
 from service.errors import StartError
-from service.worker.__main__ import notes_on, open_engines
+from service.worker.__main__ import notes_about, open_engines
 from service.worker.worker import Worker
 
 
@@ -99,7 +99,7 @@ def test_the_users_config_comes_back_with_what_was_derived(served, folder: Path)
     assert any("which is 2 s" in warning for warning in spec.warnings)
     assert any("'optimization'" in warning for warning in spec.warnings)
     worker = Worker(engines, output_arena_mb=16)
-    notes = notes_on(worker)  # what the log says
+    notes = notes_about(worker)  # what the log says
     worker.stop()
     assert len(notes) == len(spec.warnings) == 6
     assert all(note.startswith("model 'plus': ") for note in notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_the_end_of_one_link_is_not_the_end_of_another(start):
     stayer.submit(rows(2))
     engine.gate.open()
     assert stayer.next().status == Code.OK
-    wait_until(lambda: len(worker._links) == 1)
+    wait_until(lambda: worker.link_count == 1)
     again = Front(worker)
     again.submit(rows(1))
     assert again.next().status == Code.OK
@@ -229,7 +230,7 @@ def test_the_end_of_one_link_is_not_the_end_of_another(start):
 def test_lanes_come_and_go_without_leaving_descriptors(start):
     worker = start(affine())
     Front(worker).link.close()
-    wait_until(lambda: not worker._links)
+    wait_until(lambda: worker.link_count == 0)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         front = Front(worker)
@@ -237,7 +238,7 @@ def test_lanes_come_and_go_without_leaving_descriptors(start):
         front.next()
         front.link.close()
         del front
-    wait_until(lambda: not worker._links)
+    wait_until(lambda: worker.link_count == 0)
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -274,7 +275,7 @@ def test_stopping_closes_engines_and_ends_links(start):
     worker.stop()
     assert front.link.receive() is None
     assert engine.closed == 1
-    assert not any(thread.is_alive() for thread in worker._threads)
+    assert not any(thread.name.startswith(("former", "stream")) for thread in threading.enumerate())
 
 
 def test_more_instances_than_streams_are_refused_by_number():

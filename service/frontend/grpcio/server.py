@@ -26,7 +26,7 @@ from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflec
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status
 from service.frontend.grpcio.stream import Stream
 from service.frontend.grpcio.unary import Unary
-from service.frontend.rpcs import NOT_BUILT, SERVICE, UNARY, Rpcs
+from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
 
 INT32_MAX = 2**31 - 1
@@ -88,7 +88,7 @@ class Server:
     def _handlers(self) -> Handlers:
         handlers: Handlers = {
             method: grpc.unary_unary_rpc_method_handler(self._unary.control(method))
-            for method in (*UNARY, *NOT_BUILT)
+            for method in (*UNARY, *CONTROL, *NOT_BUILT)
         }
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)

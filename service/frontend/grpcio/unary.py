@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from service.codec.errors import RequestError
+from service.errors import Overloaded
 from service.frontend.grpcio.calls import Answer, Calls
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status, status_of
 from service.frontend.rpcs import Rpcs
@@ -68,9 +69,9 @@ class Unary:
 
         async def handler(request: bytes, context: Context) -> bytes:
             try:
-                return self._rpcs.call(method, request)
+                return await self._rpcs.call(method, request)
             except Exception as error:
                 code, message = status_of(error)
-                return set_status(context, code, message)
+                return set_status(context, code, message, retry=isinstance(error, Overloaded))
 
         return handler

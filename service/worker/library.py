@@ -1,0 +1,96 @@
+"""What a worker can load: every model of the service's paths, by name, as it lies there when it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.config import EVERY_MODEL, ServeConfig
+from service.engines.base import Engine, ModelLoadError, open_engine
+from service.errors import StartError
+from service.log import say_exception
+from service.models.modelconfig import ConfigFault, Defaults
+from service.models.repository import (
+    NO_OVERRIDE,
+    Found,
+    Override,
+    UnknownModel,
+    find,
+    find_named,
+    names,
+)
+
+POLL_FAILED = "failed to poll from model repository"
+
+
+def open_model(model: Found) -> Engine:
+    """Loads one version of a model. Raises StartError with one sentence."""
+    try:
+        return open_engine(
+            model.path, name=model.name, version=model.version, wanted=model.wanted, backend=model.backend
+        )
+    except ModelLoadError as error:
+        raise StartError(str(error)) from error
+    except MemoryError as error:
+        needs = "it needs more memory than there is, to load it or to try it out"
+        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {needs}") from error
+    except Exception as error:
+        say_exception(error)
+        what = f"{type(error).__name__}: {error}"
+        raise StartError(f"model '{model.name}' ({model.path}) could not be loaded: {what}") from error
+
+
+class Library:
+    """The models of a configuration. `open_one` loads one version (tests have engines of their own)."""
+
+    def __init__(self, config: ServeConfig, open_one: Callable[[Found], Engine] = open_model) -> None:
+        self._paths = config.model_paths
+        self._wanted = config.load_models
+        self._defaults = Defaults(config.max_batch_size, config.max_batch_wait_us, config.instances)
+        self._open_one = open_one
+
+    def names(self) -> set[str]:
+        """Every model that there is now."""
+        return names(self._paths)
+
+    def wanted_at_start(self) -> list[str]:
+        """What --load-model names. Raises StartError when one of them is not there."""
+        there = self.names()
+        wanted = list(dict.fromkeys(self._wanted))
+        if EVERY_MODEL in wanted:
+            return sorted(there)
+        if missing := [name for name in wanted if name not in there]:
+            known = ", ".join(sorted(there)[:10]) or "none"
+            raise StartError(f"--load-model {', '.join(missing)}: no such model; there is {known}")
+        return wanted
+
+    def open_all(self) -> list[Engine]:
+        """Loads everything. Raises StartError with a sentence per model that fails."""
+        found, faults = find(self._paths, self._defaults)
+        return self._open_found(found, faults)
+
+    def open(self, name: str, override: Override = NO_OVERRIDE) -> list[Engine]:
+        """Loads every version of a model that its policy serves. Raises StartError."""
+        try:
+            found = find_named(self._paths, name, self._defaults, override)
+        except UnknownModel as error:
+            raise StartError(f"{POLL_FAILED}: there is no model '{name}'") from error
+        except ConfigFault as fault:
+            raise StartError(f"model '{name}': {fault}") from fault
+        except OSError as error:
+            raise StartError(f"{POLL_FAILED}: {error.filename} cannot be read: {error.strerror}") from error
+        return self._open_found(found, [])
+
+    def _open_found(self, found: list[Found], faults: list[str]) -> list[Engine]:
+        engines = []
+        for model in found:
+            try:
+                engines.append(self._open_one(model))
+            except StartError as error:
+                faults.append(str(error))
+        if faults:
+            for engine in engines:
+                engine.close()
+            raise StartError("\n".join(faults))
+        return engines
