@@ -74,7 +74,8 @@ class Control:
         """Loads what is wanted, before anything else is asked. `strict`: StartError when one of them fails;
         otherwise it is said, and the others serve.
         """
-        added, faults = {}, []
+        added: dict[str, list[LoadedModel]] = {}
+        faults: list[str] = []
         for name, override in wanted.items():
             try:
                 added[name] = self._open(name, override, added)

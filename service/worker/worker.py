@@ -66,8 +66,8 @@ class Worker:
                 self._control.adopt(engines)
 
     def open_wanted(self, wanted: Mapping[str, Override], strict: bool) -> None:
-        """Loads models by name, before the first link: `Control.open_wanted`. After a StartError the worker is
-        stopped.
+        """Loads models by name, before the first link: `Control.open_wanted`. After a StartError the worker
+        is stopped.
         """
         with self._stopped_by_errors():
             self._control.open_wanted(wanted, strict)

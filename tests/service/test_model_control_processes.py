@@ -1,4 +1,6 @@
-"""Model control of the service as processes: the command line, deaths in the middle of a load, what is left."""
+"""Model control of the service as processes: the command line, deaths in the middle of a load, what is
+left.
+"""
 
 from __future__ import annotations
 
