@@ -29,7 +29,7 @@
 #include "fq_bell.h"
 #include "fq_ring.h"
 
-#define FQ_ABI_VERSION 4u
+#define FQ_ABI_VERSION 5u
 #define FQ_PAGE 4096u
 
 #define FQ_MAGIC_LANE 0x3130454e414c5146ull   /* "FQLANE01" */
