@@ -317,11 +317,13 @@ cdef class BatchFormer:
     def detach_lane(self, uint32_t number) -> None:
         """The front end of a lane is gone. Waits, without the GIL, for what is launched."""
         self.alive()
-        if number not in self.lanes:
+        # Out of the table before the number is free: another thread may attach a lane under it at once.
+        attached = self.lanes.pop(number, None)
+        if attached is None:
             raise ValueError(f"lane {number} is not attached")
         with nogil:
             _c.fq_former_detach(self.former, number)
-        del self.lanes[number]
+        del attached  # unmapped only now
 
     def add_model(self, uint32_t id, *, uint32_t group, uint32_t max_batch, element_bytes, output_row_bytes,
                   int64_t max_wait_ns=0, int64_t head_start_ns=0, bint batched=True, uint32_t max_streams=1, levels=(Level(),),
