@@ -6,7 +6,8 @@ the batch it was in; ``inference_count`` counts rows, ``execution_count`` batche
 one entry for each batch size, whose ``compute_infer.count`` is the number of batches of that size.
 
 *Time outside the engine* is the client's median latency less the mean time a request's batch spent in the
-engine (``compute_infer`` alone: copies into and out of the engine's buffers count as outside).
+engine (``compute_infer`` alone: copies into and out of the engine's buffers count as outside). Where that is
+most of a call, the figures are the cost of serving and say little about a model (``is_mostly_overhead``).
 """
 
 from __future__ import annotations
@@ -93,6 +94,18 @@ def _batches_by_size(before: pb.ModelStatistics, after: pb.ModelStatistics) -> d
     for entry in before.batch_stats:
         counts[entry.batch_size] = counts.get(entry.batch_size, 0) - entry.compute_infer.count
     return {size: count for size, count in sorted(counts.items()) if count}
+
+
+_TRIVIAL_SHARE = 0.2
+
+
+def is_mostly_overhead(client: Latency, work: ServerWork) -> bool:
+    """Whether the engine takes so small a part of a call that the figures are those of serving alone.
+
+    Waiting for a batch is left out of the comparison: a busy engine makes requests wait.
+    """
+    compute_us = work.phase_us["compute_infer"]
+    return compute_us < _TRIVIAL_SHARE * (client.p50 - work.phase_us["queue"])
 
 
 def outside_engine_us(client: Latency, work: ServerWork) -> float:

@@ -2,7 +2,7 @@
 
 The server's counters are read before and after. They may trail the answers by a moment (whoever counts is
 not whoever answers), so the second reading is repeated, a bounded number of times, until it covers what was
-answered.
+answered. A server that ends in the middle costs the report its side of the story, never what the client saw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from service._pb import inference as pb
 from service.bench.clock import Clock
 from service.bench.load import Send, Tally, Until, closed_loop, open_loop, poisson_gaps_ns
-from service.bench.proc import cpu_seconds
+from service.bench.proc import NoSuchProcess, cpu_seconds
 from service.bench.report import ServerWork, server_work
 from service.bench.senders import StreamSender, UnarySender
 from service.client import AsyncClient, ClientError, ModelInfo, RpcFailed, infer_request
@@ -48,13 +48,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it. ``work`` is None where the server has no statistics, ``cpu_s`` without a pid."""
+    """What came of it.
+
+    ``work`` is None where the server has no statistics or, with the reason in ``work_lost``, did not live to
+    tell; ``cpu_s`` is None without a pid, and where that process is gone.
+    """
 
     model: ModelInfo
     rows: int
     tally: Tally
     work: ServerWork | None
     cpu_s: float | None
+    work_lost: str = ""
 
 
 async def run(client: AsyncClient, plan: Plan, make_inputs: MakeInputs, clock: Clock) -> Report:
@@ -70,9 +75,9 @@ async def run(client: AsyncClient, plan: Plan, make_inputs: MakeInputs, clock: C
         before = await _statistics(client, plan)
         cpu_before = cpu_seconds(plan.pid) if plan.pid is not None else 0.0
         tally = await _load(send, plan, clock)
-        cpu_s = cpu_seconds(plan.pid) - cpu_before if plan.pid is not None else None
-        work = await _work_since(before, client, plan, tally, clock)
-    return Report(model, rows, tally, work, cpu_s)
+        cpu_s = _cpu_since(cpu_before, plan.pid)
+        work, lost = await _work_or_why_not(before, client, plan, tally, clock)
+    return Report(model, rows, tally, work, cpu_s, lost)
 
 
 async def is_batched(client: AsyncClient, model: ModelInfo, version: str = "") -> bool:
@@ -116,6 +121,28 @@ async def _statistics(client: AsyncClient, plan: Plan) -> pb.ModelStatistics | N
             raise
         return None
     return found[-1] if found else None  # without a version: the newest is last
+
+
+def _cpu_since(before: float, pid: int | None) -> float | None:
+    try:
+        return cpu_seconds(pid) - before if pid is not None else None
+    except NoSuchProcess:  # it was there before the load
+        return None
+
+
+async def _work_or_why_not(
+    before: pb.ModelStatistics | None, client: AsyncClient, plan: Plan, tally: Tally, clock: Clock
+) -> tuple[ServerWork | None, str]:
+    try:
+        work = await _work_since(before, client, plan, tally, clock)
+    except ClientError as error:
+        return None, f"the server did not answer ModelStatistics after the load: {error}"
+    if work is not None and work.requests < 0:
+        return (
+            None,
+            "the server's counters started anew during the load: it, or its worker, was started again",
+        )
+    return work, ""
 
 
 async def _work_since(

@@ -43,12 +43,16 @@ _BAR = 30
 
 @talks_to_server
 def bench(
-    model: Annotated[str, typer.Argument(help="A model of the server; 'headrace models' lists them.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of the server; 'headrace models' lists them.")
+    ],
     url: Url = DEFAULT_URL,
     model_version: ModelVersion = "",
     concurrency: Annotated[
         int,
-        typer.Option("-c", "--concurrency", min=1, help="Closed loop: so many requests in flight always."),
+        typer.Option(
+            "-c", "--concurrency", metavar="N", min=1, help="Closed loop: so many requests in flight always."
+        ),
     ] = 1,
     rate: Annotated[
         float | None,
@@ -61,14 +65,18 @@ def bench(
     ] = 5.0,
     requests: Annotated[
         int | None,
-        typer.Option("-n", "--requests", min=1, help="Send so many requests, however long it takes."),
+        typer.Option(
+            "-n", "--requests", metavar="N", min=1, help="Send so many requests, however long it takes."
+        ),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Use ModelStreamInfer, not unary calls.")] = False,
     streams: Annotated[
         int | None,
-        typer.Option(min=1, help="With --stream: how many streams. Left out: one a request, at most 16."),
+        typer.Option(
+            metavar="N", min=1, help="With --stream: how many streams. Left out: one a request, at most 16."
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in each request.")] = 1,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows in each request.")] = 1,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,8 +93,10 @@ def bench(
             dir_okay=False,
         ),
     ] = None,
-    warm_up: Annotated[int, typer.Option(min=1, help="Requests sent before anything is counted.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the random values and arrival times.")] = 0,
+    warm_up: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Requests sent before anything is counted.")
+    ] = 16,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random values and arrival times.")] = 0,
     pid: Annotated[
         int | None,
         typer.Option(
@@ -183,6 +193,7 @@ def as_dict(plan: Plan, report: Report) -> dict[str, Any]:
         "failures": dict(report.tally.failures),
         "server": asdict(work) | {"mean_batch": work.mean_batch} if work else None,
         "outside_engine_us": outside_engine_us(client, work) if client and work and work.requests else None,
+        "server_lost": report.work_lost or None,
         "server_cpu_s": report.cpu_s,
     }
 
@@ -218,16 +229,15 @@ def _print(out: Console, url: str, plan: Plan, report: Report) -> None:
 
 
 def _print_server(out: Console, report: Report) -> None:
-    from service.bench.report import PHASES, latency, outside_engine_us
+    from service.bench.report import PHASES, is_mostly_overhead, latency, outside_engine_us
 
     work, done = report.work, len(report.tally.latencies_ns)
     if report.cpu_s is not None:
         each = f", {report.cpu_s * 1e6 / done:,.0f} us a request" if done else ""
         out.print(f"server CPU           {report.cpu_s:.2f} s{each}")
     if work is None:
-        out.print(
-            "This server keeps no statistics (ModelStatistics): nothing to say about batches and engine time."
-        )
+        why = report.work_lost or "this server keeps no statistics (ModelStatistics)"
+        out.print(f"batches, engine time unknown: {why}", markup=False)
         return
     queue, copy_in, compute, copy_out = (work.phase_us[name] / 1e3 for name in PHASES)
     out.print(
@@ -240,6 +250,11 @@ def _print_server(out: Console, report: Report) -> None:
         out.print(
             f"outside the engine   {outside:.3f} ms (median latency less mean compute, so queueing included)"
         )
+        if is_mostly_overhead(client, work):
+            out.print(
+                f"hint                 the model itself takes {compute:.3f} ms: these figures are the cost "
+                "of serving, not of a model; bench one that computes more to see what batching gains"
+            )
     if work.requests > done + report.tally.failures.total():
         out.print(f"somebody else        sent {work.requests - done:,} more requests to this model meanwhile")
     _print_batches(out, work)

@@ -27,7 +27,10 @@ Url = Annotated[
     typer.Option("--url", "-u", metavar="HOST:PORT", help="The server's gRPC address.", show_default=True),
 ]
 ModelVersion = Annotated[
-    str, typer.Option("--model-version", help="A version of the model; the newest if left out.")
+    str,
+    typer.Option(
+        "--model-version", metavar="VERSION", help="A version of the model; the newest if left out."
+    ),
 ]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Deadline of each call.")

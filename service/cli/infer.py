@@ -34,7 +34,9 @@ EPILOG = examples(
 
 @talks_to_server
 def infer(
-    model: Annotated[str, typer.Argument(help="A model of the server; 'headrace models' lists them.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of the server; 'headrace models' lists them.")
+    ],
     file: Annotated[
         Path,
         typer.Argument(

@@ -32,12 +32,15 @@ def serve(
             "NAME/config.pbtxt (may be left out) and NAME/VERSION/model.onnx.",
         ),
     ],
-    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC service; 0 takes a free one.")] = 8001,
+    grpc_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port of the gRPC service; 0 takes a free one.")
+    ] = 8001,
     metrics_port: Annotated[
-        int, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 takes a free one.")
+        int, typer.Option(metavar="PORT", help="Port of /metrics, /healthz and /readyz; 0 takes a free one.")
     ] = 8002,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
+        str,
+        typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every one of this machine."),
     ] = "127.0.0.1",
     max_batch_size: Annotated[
         int | None,
@@ -58,8 +61,10 @@ def serve(
     instances: Annotated[
         int, typer.Option(metavar="N", help="Batches of a model that may execute at once.")
     ] = 1,
-    server_name: Annotated[str, typer.Option(help="What ServerMetadata calls this server.")] = "headrace",
-    frontend: Annotated[str, typer.Option(help="Which front end listens.")] = "grpcio",
+    server_name: Annotated[
+        str, typer.Option(metavar="NAME", help="What ServerMetadata calls this server.")
+    ] = "headrace",
+    frontend: Annotated[str, typer.Option(metavar="grpcio", help="Which front end listens.")] = "grpcio",
     arena_mb: Annotated[int, typer.Option(metavar="MB", help="Memory for requests on their way in.")] = 256,
     output_arena_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers on their way out.")

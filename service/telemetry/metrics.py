@@ -78,20 +78,42 @@ class Snapshot:
 
 Source = Callable[[], Snapshot]
 
+# A batch's time is counted once for each of its requests, as Triton does.
+_SUMMED = ", summed over requests of outcome success (each counts the whole time of its batch)."
 # Family, help, and how to read it from a model's counters.
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[StatsLike], float]], ...] = (
-    ("headrace_inference_count", "Rows that were executed.", lambda s: s.rows),
+    ("headrace_inference_count", "Rows that were executed; padded rows are not counted.", lambda s: s.rows),
     ("headrace_execution_count", "Batches that were executed.", lambda s: s.executions),
     (
         "headrace_slow_batches",
         "Batches that ran for longer than 10 s and than 20 times what was predicted.",
         lambda s: s.slow,
     ),
-    ("headrace_request_seconds", "Time of answered requests in the worker.", lambda s: _seconds(s.success)),
-    ("headrace_queue_seconds", "Time that requests waited for their batch.", lambda s: _seconds(s.queue)),
-    ("headrace_compute_input_seconds", "Time of copying inputs, by request.", lambda s: _seconds(s.input)),
-    ("headrace_compute_infer_seconds", "Time of the model, by request.", lambda s: _seconds(s.compute)),
-    ("headrace_compute_output_seconds", "Time of copying outputs, by request.", lambda s: _seconds(s.output)),
+    (
+        "headrace_request_seconds",
+        "Seconds from arrival to answer, summed over requests of outcome success.",
+        lambda s: _seconds(s.success),
+    ),
+    (
+        "headrace_queue_seconds",
+        "Seconds from arrival to the launch of a batch, summed over requests of outcome success.",
+        lambda s: _seconds(s.queue),
+    ),
+    (
+        "headrace_compute_input_seconds",
+        f"Seconds in which their batches' inputs were copied{_SUMMED}",
+        lambda s: _seconds(s.input),
+    ),
+    (
+        "headrace_compute_infer_seconds",
+        f"Seconds in which their batches ran in the model{_SUMMED}",
+        lambda s: _seconds(s.compute),
+    ),
+    (
+        "headrace_compute_output_seconds",
+        f"Seconds in which their batches' outputs were copied{_SUMMED}",
+        lambda s: _seconds(s.output),
+    ),
 )
 _OUTCOMES: tuple[tuple[str, Callable[[StatsLike], int]], ...] = (
     ("success", lambda s: s.success.count),
@@ -121,7 +143,9 @@ class Metrics:
         snapshot = self._source()
         yield GaugeMetricFamily("headrace_ready", "1 while every model can be used.", value=snapshot.ready)
         yield GaugeMetricFamily(
-            "headrace_requests_in_flight", "Requests whose clients wait.", value=snapshot.in_flight
+            "headrace_requests_in_flight",
+            "Requests that were accepted and are not answered yet.",
+            value=snapshot.in_flight,
         )
         yield _rejected(snapshot)
         yield _requests(snapshot)
@@ -145,7 +169,9 @@ def _model_counter(
 
 def _requests(snapshot: Snapshot) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        "headrace_requests", "Requests that a worker took, by outcome.", labels=(*MODEL_LABELS, "outcome")
+        "headrace_requests",
+        "Requests that ended, by outcome; failure includes cancelled and expired.",
+        labels=(*MODEL_LABELS, "outcome"),
     )
     for model, version, stats in snapshot.models:
         for outcome, read in _OUTCOMES:
@@ -155,7 +181,9 @@ def _requests(snapshot: Snapshot) -> CounterMetricFamily:
 
 def _batches(snapshot: Snapshot) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        "headrace_batches", "Batches, by why they were closed.", labels=(*MODEL_LABELS, "reason")
+        "headrace_batches",
+        "Batches that were closed, by why: full, waited long enough, or a deadline was near.",
+        labels=(*MODEL_LABELS, "reason"),
     )
     for model, version, stats in snapshot.models:
         for reason, count in stats.reasons.items():
@@ -172,7 +200,9 @@ def _pending(snapshot: Snapshot) -> GaugeMetricFamily:
 
 def _rejected(snapshot: Snapshot) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        "headrace_rejected", "Requests that never reached a worker, by reason.", labels=("reason",)
+        "headrace_rejected",
+        "Requests that were refused before they reached a worker, by status code or shutting_down.",
+        labels=("reason",),
     )
     for reason, count in sorted(snapshot.rejected.items()):
         family.add_metric((reason,), count)

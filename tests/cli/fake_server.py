@@ -32,6 +32,9 @@ class FakeServer:
     def __init__(self) -> None:
         self.missing: set[str] = {"RepositoryIndex"}
         self.batch_of = 1
+        self.compute_ns = COMPUTE_NS
+        self.queue_ns = QUEUE_NS
+        self.statistics_fail = False
         self.rows = 0
         self.requests = 0
         self.batches = 0
@@ -72,21 +75,23 @@ class FakeServer:
     def ModelStatistics(self, request: Any, context: Any) -> Any:
         if request.name:
             self._known(request.name, context)
+        if self.statistics_fail:
+            context.abort(grpc.StatusCode.INTERNAL, "told to")
         stats = pb.ModelStatistics(
             name="affine", version="1", inference_count=self.rows, execution_count=self.batches
         )
         for phase, ns in (
-            ("success", QUEUE_NS + COPY_IN_NS + COMPUTE_NS + COPY_OUT_NS),
-            ("queue", QUEUE_NS),
+            ("success", self.queue_ns + COPY_IN_NS + self.compute_ns + COPY_OUT_NS),
+            ("queue", self.queue_ns),
             ("compute_input", COPY_IN_NS),
-            ("compute_infer", COMPUTE_NS),
+            ("compute_infer", self.compute_ns),
             ("compute_output", COPY_OUT_NS),
         ):
             duration = getattr(stats.inference_stats, phase)
             duration.count, duration.ns = self.requests, self.requests * ns
         if self.batches:
             entry = stats.batch_stats.add(batch_size=self.batch_of)
-            entry.compute_infer.count, entry.compute_infer.ns = self.batches, self.batches * COMPUTE_NS
+            entry.compute_infer.count, entry.compute_infer.ns = self.batches, self.batches * self.compute_ns
         return pb.ModelStatisticsResponse(model_stats=[stats])
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from service._pb import inference as pb
 from service.bench.proc import NoSuchProcess, cpu_seconds, family
-from service.bench.report import latency, outside_engine_us, percentile, server_work
+from service.bench.report import is_mostly_overhead, latency, outside_engine_us, percentile, server_work
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,26 @@ def test_server_work_is_the_difference_of_two_readings() -> None:
     assert work.mean_batch == pytest.approx(60 / 9)
     assert work.phase_us["compute_infer"] == pytest.approx(5000.0)
     assert work.phase_us["queue"] == 0.0  # no count: no division
+
+
+@pytest.mark.parametrize(
+    ("median_us", "compute_us", "queue_us", "trivial"),
+    [
+        (1000, 50, 0, True),
+        (1000, 199, 0, True),
+        (1000, 201, 0, False),
+        (9000, 5000, 3000, False),
+        (9000, 1000, 7500, False),  # what it waited for is the engine, busy with others
+    ],
+)
+def test_a_trivial_engine_takes_less_than_a_fifth_of_a_call_that_did_not_wait(
+    median_us: int, compute_us: int, queue_us: int, trivial: bool
+) -> None:
+    after = statistics(1, 1, {1: 1}, compute_ns=compute_us * 1000)
+    after.inference_stats.queue.count, after.inference_stats.queue.ns = 1, queue_us * 1000
+    client = latency([median_us * 1000])
+    assert client is not None
+    assert is_mostly_overhead(client, server_work(pb.ModelStatistics(), after)) is trivial
 
 
 def test_time_outside_the_engine_is_median_latency_less_mean_compute() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,72 @@ def test_a_server_without_statistics_is_still_measured(run: Run, server: FakeSer
     assert server.seen[0].inputs[0].shape == [1, 4]
     text = run("bench", "affine", "--url", server.url, "-n", 5).stdout
     assert "keeps no statistics" in text
+
+
+@pytest.mark.parametrize("way", [[], ["--stream"]], ids=["unary", "stream"])
+def test_a_server_that_ends_in_the_middle_leaves_what_the_client_saw(
+    run: Run, server: FakeServer, way: list[str]
+) -> None:
+    ending = threading.Thread(target=server.stop)
+
+    def ends_after_five(request: object) -> str:
+        if len(server.seen) == 6 and not ending.is_alive():  # one more for the warm-up
+            ending.start()
+            ending.join()
+        return ""
+
+    server.refuse = ends_after_five
+    flags = ["-n", 10, "--warm-up", 1, *way]
+    report = report_of(run, server, *flags)
+    assert report["latency_us"]["count"] == 5 and sum(report["failures"].values()) == 5
+    assert report["server"] is None and report["outside_engine_us"] is None
+    assert "did not answer ModelStatistics after the load" in report["server_lost"]
+
+
+def test_why_the_servers_side_is_missing_is_printed(run: Run, server: FakeServer) -> None:
+    def statistics_end(request: object) -> str:
+        server.statistics_fail = len(server.seen) >= 3
+        return ""
+
+    server.refuse = statistics_end
+    result = run("bench", "affine", "--url", server.url, "-n", 10, "--warm-up", 1)
+    assert result.exit_code == 0
+    assert "10 answered, 0 failed" in result.stdout
+    assert "unknown: the server did not answer ModelStatistics after the load: INTERNAL" in result.stdout
+
+
+def test_a_server_that_was_started_again_has_no_figures_of_its_own(run: Run, server: FakeServer) -> None:
+    def starts_again(request: object) -> str:
+        if len(server.seen) == 20:
+            server.requests = server.rows = server.batches = 0
+        return ""
+
+    server.refuse = starts_again
+    report = report_of(run, server, "-n", 10, "--warm-up", 16)
+    assert report["latency_us"]["count"] == 10 and report["server"] is None
+    assert "counters started anew" in report["server_lost"]
+
+
+def test_a_process_that_ends_in_the_middle_has_no_cpu_time(run: Run, server: FakeServer) -> None:
+    watched = subprocess.Popen(["sleep", "1000"])
+
+    def ends(request: object) -> str:
+        if len(server.seen) == 3:
+            watched.kill()
+            watched.wait()
+        return ""
+
+    server.refuse = ends
+    report = report_of(run, server, "-n", 10, "--warm-up", 1, "--pid", watched.pid)
+    assert report["latency_us"]["count"] == 10 and report["server_cpu_s"] is None
+    assert report["server"]["requests"] == 10
+
+
+def test_a_trivial_engine_gets_a_hint(run: Run, server: FakeServer) -> None:
+    hint = "these figures are the cost of serving, not of a model"
+    assert hint not in run("bench", "affine", "--url", server.url, "-n", 10).stdout
+    server.compute_ns = server.queue_ns = 0
+    assert hint in run("bench", "affine", "--url", server.url, "-n", 10).stdout
 
 
 def test_the_report_for_people_has_every_part(run: Run, server: FakeServer) -> None:

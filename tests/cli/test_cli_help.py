@@ -47,6 +47,14 @@ def test_client_commands_share_their_flags(run: Run, flag: str) -> None:
         assert flag in run(command, "--help").stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_with_a_value_says_in_a_users_word_what_it_is(run: Run, command: str) -> None:
+    lines = run(command, "--help").stdout.splitlines()
+    flags = [line for line in lines if line.strip("│ ").startswith("--")]
+    types = ("<int", "<float", "<str", "<path", "INTEGER", "FLOAT", "TEXT", "PATH")
+    assert flags and not [line for line in flags if any(name in line for name in types)]
+
+
 def test_help_loads_neither_grpc_nor_numpy() -> None:
     code = (
         "import sys\nsys.argv = ['headrace', '--help']\nfrom service.cli import main\n"

@@ -112,6 +112,15 @@ def test_an_unknown_path_names_the_known_ones(serve):
     assert "/metrics" in text
 
 
+def test_every_family_says_what_it_counts_and_in_which_unit():
+    text = Metrics(lambda: Snapshot(True, 0, (), {})).text().decode()
+    families = list(text_string_to_metric_families(text))
+    assert len(families) == 14 and len({family.documentation for family in families}) == 14
+    for family in families:
+        assert family.documentation.endswith("."), family
+        assert family.documentation.startswith("Seconds") == family.name.endswith("_seconds"), family
+
+
 def test_the_series_of_a_model_go_with_it():
     models: list = []
     metrics = Metrics(lambda: Snapshot(True, 0, tuple(models), {}))
