@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 LIMIT_S = 60.0
@@ -12,8 +13,8 @@ _PAUSE_S = 0.005
 def wait_until(condition: Callable[[], bool], what: str = "it") -> None:
     """Returns once the condition holds. AssertionError, naming `what`, when it does not within LIMIT_S."""
     pause = threading.Event()
-    for _ in range(int(LIMIT_S / _PAUSE_S)):
-        if condition():
-            return
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not come true within {LIMIT_S:g} s")
         pause.wait(_PAUSE_S)
-    raise AssertionError(f"{what} never came true")
