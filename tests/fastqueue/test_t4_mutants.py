@@ -93,7 +93,7 @@ STEPS = {
     "the former looks at the lanes before it announces its sleep": swapped(
         "fq_control.h",
         "    fq_bell_arm(&f->page->bell, *wanted);\n",
-        "    if (fq_former_waiting(f, *wanted)) next = FQ_TURN_AGAIN;\n",
+        "    if (punched || fq_former_waiting(f, *wanted)) next = FQ_TURN_AGAIN;\n",
     ),
     "a cancel is announced before the word is set": swapped(
         "fq_lane.h",
@@ -113,13 +113,17 @@ STEPS = {
         "fq_lane.h", "pushed && fq_bell_take(front->worker, FQ_WANT_RELEASE)", "0 && pushed"
     ),
     "the former does not wait for releases": Step(
-        "fq_control.h", "f->memory_waiters ? FQ_WANT_RELEASE : 0u", "f->memory_waiters ? 0u : 0u"
+        "fq_control.h",
+        "(f->memory_waiters || fq_output_spilled(&f->output) ?",
+        "(fq_output_spilled(&f->output) ?",
     ),
     "a launcher that waits for memory does not say so": Step(
-        "fq_reserve.h", "        fq_bell_kick(&f->page->bell); /* the former", "        /* the former"
+        "fq_reserve.h", "    fq_bell_kick(&f->page->bell); /* the former", "    /* the former"
     ),
     "a launcher that takes a request leaves the former asleep": Step(
-        "fq_control.h", "if (until_ns < f->sleep_until_ns) fq_bell_kick(&f->page->bell);", "(void)until_ns;"
+        "fq_control.h",
+        "if (until_ns < f->sleep_until_ns || f->output.stale",
+        "(void)until_ns; if (f->output.stale",
     ),
     "closing rings for nobody": Step(
         "fq_control.h", "    fq_bell_kick(&f->page->bell);\n}\n\n#endif", "}\n\n#endif"
