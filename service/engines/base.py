@@ -20,8 +20,8 @@ engine run at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from service.models.probe import Array
 from service.models.spec import ModelSpec
@@ -66,6 +66,23 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees the model. Its instances are closed already."""
+
+
+@runtime_checkable
+class MayBeDown(Protocol):
+    """What an engine has besides, when its instances are processes that may all be gone for a while."""
+
+    @property
+    def down(self) -> str:
+        """Why no instance can run a batch now; "" when one can."""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """`changed` is called after every change of `down` from now on, on whatever thread."""
+
+
+def why_down(engine: Engine) -> str:
+    """Why the engine cannot run a batch now; "" when it can."""
+    return engine.down if isinstance(engine, MayBeDown) else ""
 
 
 def open_engine(

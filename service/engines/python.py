@@ -24,7 +24,8 @@ What becomes of a batch that goes wrong:
     execution_timeout_s has passed         DEADLINE_EXCEEDED naming it; the child is killed
     the child cannot be started again      UNAVAILABLE with what its last start said
 
-Only the batch that the instance held is concerned, and the child is started again (`python_process`).
+Only the batch that the instance held is concerned, and the child is started again (`python_process`). While
+no instance has a child the model is `down`, and is not called ready.
 Every datatype is served; `python_tensors` says what BYTES and BF16 are to the model. What a child says of
 where its outputs lie is checked before anything there is read: a child that lies is ended.
 """
@@ -34,7 +35,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import memmove
 from functools import partial
 from math import prod
@@ -179,6 +180,18 @@ class PythonEngine:
         """Waits until every instance is up. Raises ModelLoadError."""
         for keeper in self._keepers:
             keeper.wait_first()
+
+    @property
+    def down(self) -> str:
+        """Why no instance has a process now; "" when one has."""
+        if any(keeper.is_up for keeper in self._keepers):
+            return ""
+        return self._keepers[0].trouble
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """`changed` is called after every start and every death of a process, by its keeper."""
+        for keeper in self._keepers:
+            keeper.tell = changed
 
     def create_instance(self, index: int) -> PythonInstance:
         return PythonInstance(self.spec, self._keepers[index], self.timeout_s)

@@ -182,7 +182,7 @@ class InstanceProcess:
 
 class Keeper:
     """Keeps the process of one instance alive. `changed` is shared by the keepers of a model, and guards
-    what they know of each other.
+    what they know of each other. `tell` is called after each start and each death.
     """
 
     def __init__(
@@ -192,6 +192,7 @@ class Keeper:
         self._where = where
         self._changed = changed
         self.siblings: Sequence[Keeper] = (self,)
+        self.tell: Callable[[], None] = lambda: None
         self._closing = threading.Event()
         self._current: InstanceProcess | None = None  # being loaded, or up
         self._up = False
@@ -218,6 +219,11 @@ class Keeper:
     def _is_hopeless(self) -> bool:
         alone = not any(keeper._up for keeper in self.siblings)
         return self._closing.is_set() or (bool(self._trouble) and alone)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process that has loaded the model."""
+        return self._up
 
     @property
     def trouble(self) -> str:
@@ -270,11 +276,13 @@ class Keeper:
                 say(f"{self._where}: could not be started again: {trouble}")
             self._current, self._up, self._trouble = process, process is not None, trouble
             self._changed.notify_all()
+        self.tell()
 
     def _bury(self, process: InstanceProcess) -> None:
         with self._changed:
             self._current, self._up = None, False
             self._changed.notify_all()
+        self.tell()
         how = process.end()
         process.close()
         if not self._closing.is_set():

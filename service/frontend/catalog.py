@@ -20,6 +20,8 @@ from service.codec._codec import Spec, find
 from service.errors import NOT_READY, Unavailable
 from service.models.spec import ModelSpec
 
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"  # states that a worker tells of a version
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -105,6 +107,13 @@ class Catalog:
             return list(self.entries)
         one = self.find(name, version)
         return [one] if version else [entry for entry in self.entries if entry.spec.name == name]
+
+    def is_up(self, entry: Entry) -> bool:
+        """Whether the model can run now: its worker is there, and has not said that the model is down."""
+        rows = self.states.get(entry.spec.name, ())
+        return entry.available and not any(
+            row[0] == entry.spec.version and row[1] == UNAVAILABLE for row in rows
+        )
 
     def versions(self, name: str) -> list[str]:
         """The versions served under a name, lowest first."""

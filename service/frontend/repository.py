@@ -21,14 +21,13 @@ from typing import Any
 from service._pb import inference as pb
 from service.config import ServeConfig
 from service.errors import SHUTTING_DOWN, InternalError, InvalidRequest, NotBuilt, Overloaded, Unavailable
-from service.frontend.catalog import Catalog
+from service.frontend.catalog import READY, UNAVAILABLE, Catalog
 from service.frontend.links import Link, Links, gone
 from service.models.repository import MAX_CONFIG_BYTES, names
 
 MAX_LOADS = 64  # in progress or waiting their turn
 MAX_NAME_BYTES = 255  # of a model or a file, as file systems have it
 FILE = "file:"
-READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 NOT_LOADED = "not loaded"
 WORKER_AWAY = "its worker is starting again"
 NOT_EXPLICIT = (

@@ -89,12 +89,12 @@ class Rpcs:
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=EXTENSIONS)
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """A model that is not served is not ready, which is an answer and not an error."""
+        """A model that is not served, or is down, is not ready, which is an answer and not an error."""
         try:
             entry = self._catalog.find(request.name, request.version)
         except (RequestError, Unavailable):
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=entry.available and self._is_ready())
+        return pb.ModelReadyResponse(ready=self._catalog.is_up(entry) and self._is_ready())
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         entry = self._available(request.name, request.version)

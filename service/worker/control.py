@@ -9,7 +9,8 @@ time. While a model is loaded again its old versions serve, and go on serving wh
 fails of a reload.
 
 States, as RepositoryIndex tells them: of a version READY while it serves, UNLOADING while it drains,
-UNAVAILABLE with a reason otherwise; LOADING is a model of which no version serves yet.
+UNAVAILABLE with a reason otherwise, also while it serves and its engine is down (a Python model whose
+processes are being started again); LOADING is a model of which no version serves yet.
 
 What is wanted, each model with its override, is told (`keep`) before anything is served otherwise. It
 outlives this process: whoever comes after it loads the same. There a model that does not load any more
@@ -23,9 +24,10 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from service.engines.base import Engine
+from service.engines.base import Engine, MayBeDown, why_down
 from service.errors import Code, StartError
 from service.log import say, say_exception
 from service.models.repository import NO_OVERRIDE, Override
@@ -52,8 +54,10 @@ class Control:
         self._library = library
         self._keep = keep
         self._opening = threading.Semaphore(LOADS_AT_ONCE)
+        self._showing = threading.Lock()  # what was found last is told last
         self._lock = threading.Lock()  # guards what follows
         self._served: dict[str, list[LoadedModel]] = {}
+        self._draining: dict[str, list[LoadedModel]] = {}
         self._wanted: dict[str, Override] = {}
         self._queues: dict[str, deque[Callable[[], None]]] = {}
         self._threads: set[threading.Thread] = set()
@@ -160,9 +164,10 @@ class Control:
             self._served[name], self._wanted[name] = added, override
             self._tell_wanted()
         self._links.swap(added, old)
-        self._show(name, old)
+        self._draining[name] = old
+        self._show(name)
         done(Code.OK, "")
-        self._drain(old)
+        self._drain(name)
         self._show(name)
         self._remove_folder(replaced)
 
@@ -199,6 +204,8 @@ class Control:
         try:
             for engine in engines:
                 added.append(self._models.add(engine))
+                if isinstance(engine, MayBeDown):
+                    engine.watch(partial(self._show_served, engine.spec.name))
         except BaseException:
             for model in added:
                 self._models.remove(model)
@@ -218,13 +225,13 @@ class Control:
 
     def _unload(self, name: str, done: Done) -> None:
         with self._lock:
-            old = self._served.pop(name, [])
+            old = self._draining[name] = self._served.pop(name, [])
             replaced = self._wanted.pop(name, NO_OVERRIDE)
             self._tell_wanted()
         if old:
-            self._show(name, old)
+            self._show(name)
             self._links.swap([], old)
-            self._drain(old)
+        self._drain(name)
         states = [[model.engine.spec.version, UNAVAILABLE, UNLOADED] for model in old]
         if not old and self._links.state(name):
             states = [[version, UNAVAILABLE, UNLOADED] for version, _, _ in self._links.state(name)]
@@ -233,18 +240,28 @@ class Control:
         self._forget_what_is_gone(name)
         done(Code.OK, "")
 
-    def _drain(self, models: Sequence[LoadedModel]) -> None:
-        for model in models:
+    def _drain(self, name: str) -> None:
+        for model in self._draining[name]:
             self._models.remove(model)
+        del self._draining[name]
 
-    def _show(self, name: str, draining: Sequence[LoadedModel] = ()) -> None:
+    def _show(self, name: str) -> None:
         """Tells the states of a model that is served, and of versions of it that drain."""
-        served = {model.engine.spec.version for model in self._served.get(name, [])}
-        states = [[version, READY, ""] for version in served]
-        states += [
-            [version, UNLOADING, ""] for m in draining if (version := m.engine.spec.version) not in served
-        ]
-        self._links.tell_state(name, sorted(states, key=lambda row: int(row[0])))
+        with self._showing:
+            self._links.tell_state(name, self._states(name))
+
+    def _show_served(self, name: str) -> None:
+        """The same, unless the model is not served (yet, or any more): whoever loads or unloads it tells."""
+        with self._showing:
+            if name in self._served:
+                self._links.tell_state(name, self._states(name))
+
+    def _states(self, name: str) -> list[list[str]]:
+        states = {model.engine.spec.version: [UNLOADING, ""] for model in self._draining.get(name, [])}
+        for model in self._served.get(name, []):
+            why = why_down(model.engine)
+            states[model.engine.spec.version] = [UNAVAILABLE if why else READY, why]
+        return [[version, *states[version]] for version in sorted(states, key=int)]
 
     def _forget_what_is_gone(self, name: str) -> None:
         """A model that is neither served nor in the repositories has no state: nothing grows with names."""

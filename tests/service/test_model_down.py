@@ -1,0 +1,105 @@
+"""A Python model whose processes are all gone is not ready until one is back, and says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import triton_repository as repositories
+from test_model_control import Control
+from test_model_control_processes import CONFIG, SLOW
+from waiting import wait_until
+from wire import infer_request, rows
+
+from service.config import ServeConfig
+from service.inprocess import running
+
+WAITS = SLOW.replace('open(gate + ".seen", "w").close()', 'open(gate + f".{os.getpid()}", "w").close()')
+
+
+class Python:
+    """Model "python", each process of which waits in its initialize while `gate` exists."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = folder / "1" / "shut"
+
+    def processes(self) -> set[int]:
+        """Those that have come to their initialize, and live."""
+        found = {int(path.suffix[1:]) for path in self.gate.parent.glob("shut.*")}
+        return {pid for pid in found if psutil.pid_exists(pid)}
+
+    def kill(self, count: int) -> None:
+        """Kills so many; returns when as many others are waiting in their initialize."""
+        before = self.processes()
+        self.gate.touch()
+        for pid in sorted(before)[:count]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(self.processes() - before) == count, "other processes")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Python:
+    folder = tmp_path / "repository" / "python"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(WAITS)
+    (folder / "config.pbtxt").write_text(f"{CONFIG}\ninstance_group {{ count: 2 kind: KIND_CPU }}")
+    repositories.put(tmp_path / "repository", "other", {1: 1.0})
+    return Python(folder)
+
+
+@pytest.fixture
+def control(model: Python, tmp_path: Path, frontend: str) -> Iterator[Control]:
+    settings = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0}
+    more = {"model_control_mode": "explicit", "load_models": ("*",), "frontend": frontend}
+    with running([], ServeConfig((str(tmp_path / "repository"),), **settings, **more)) as service:
+        control = Control(service)
+        yield control
+        model.gate.unlink(missing_ok=True)
+        control.wire.close()
+
+
+def test_a_model_without_a_process_is_not_ready_until_one_is_back(control: Control, model: Python) -> None:
+    assert control.is_ready("python")
+    model.kill(2)
+    wait_until(lambda: not control.is_ready("python"), "not ready")
+    assert control.state("python") == [("1", "UNAVAILABLE", "its process is being started again")]
+    assert control.wire.call("ServerLive").live
+    assert control.is_ready("other")
+    model.gate.unlink()
+    wait_until(lambda: control.is_ready("python"), "ready again")
+    assert control.state("python") == [("1", "READY", "")]
+    assert control.adds("python") == 1.0
+
+
+def test_a_model_with_one_of_two_processes_is_ready(control: Control, model: Python) -> None:
+    model.kill(1)
+    assert control.is_ready("python")
+    assert control.state("python") == [("1", "READY", "")]
+
+
+def test_a_model_that_does_not_start_again_says_why(control: Control, model: Python) -> None:
+    (model.gate.parent / "model.py").write_text("raise RuntimeError('the disk is gone')")
+    for pid in model.processes():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "the disk is gone" in control.state("python")[0][2], "why")
+    assert not control.is_ready("python")
+    code, text = control.wire.error(infer_request("python", x=rows(1)))
+    assert (code, "the disk is gone" in text) == ("UNAVAILABLE", True)
+    (model.gate.parent / "model.py").write_text(WAITS)
+    control.load("python")
+    assert control.is_ready("python")
+    assert control.adds("python") == 1.0
+
+
+def test_other_models_that_come_and_go_leave_it_not_ready(control: Control, model: Python) -> None:
+    model.kill(2)
+    wait_until(lambda: not control.is_ready("python"), "not ready")
+    control.unload("other")
+    control.load("other")
+    assert not control.is_ready("python")
+    assert ("python", "1", "UNAVAILABLE") in [row[:3] for row in control.index()]
+    assert "python" not in [row[0] for row in control.index(ready=True)]
