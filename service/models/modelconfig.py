@@ -42,6 +42,7 @@ SERVED = frozenset(
         "backend",
         "max_batch_size",
         "default_model_filename",
+        "model_warmup",
         "version_policy",
         "parameters",
         "input.name",
@@ -68,7 +69,6 @@ HINTS = frozenset(
         "optimization",
         "cc_model_filenames",
         "metric_tags",
-        "model_warmup",
         "model_metrics",
         "input.format",
         "instance_group.kind",
@@ -189,7 +189,11 @@ def _says_something(field: FieldDescriptor, value: Any) -> bool:
 def refusals(config: Any) -> list[str]:
     """A clause for each field that changes answers and is not served."""
     paths = dict.fromkeys(path for path in set_fields(config) if path not in SERVED | HINTS)
-    return [f"'{_leaf(path, config)}' is not served yet" for path in paths]
+    found = [_leaf(path, config) for path in paths]
+    warmed = [tensor for entry in config.model_warmup for tensor in entry.inputs.values()]
+    if any(tensor.HasField("input_data_file") for tensor in warmed):
+        found.append("model_warmup.inputs.input_data_file")
+    return [f"'{path}' is not served yet" for path in found]
 
 
 def _leaf(path: str, config: Any) -> str:
@@ -210,6 +214,9 @@ def warnings(config: Any) -> list[str]:
     is_python = "python" in (config.backend, config.platform)  # its parameters are its own
     for name in sorted(set() if is_python else set(config.parameters) - _KNOWN_PARAMETERS):
         found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
+    for entry in config.model_warmup:
+        if not entry.batch_size:
+            found.append(f"model_warmup '{entry.name}' has batch_size 0 and is left out")
     wait_us = config.dynamic_batching.max_queue_delay_microseconds
     if wait_us > LONG_WAIT_US:
         found.append(

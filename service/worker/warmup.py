@@ -20,7 +20,8 @@ and the others while BUDGET_S lasts: a quick model is warmed at all sizes, a slo
 
 Dynamic dims have the size that the sample has, which is one that is known to run. A model that has no sample
 (no test input could be run; or it is written in Python, where `execute` may do more than compute) is not
-warmed: a Python model has its `initialize`.
+warmed of itself: a Python model has its `initialize`. What a config asks for (`model_warmup`) runs in any
+case, after the rest.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from service.engines.base import Engine, Instance
 from service.engines.strings import packed
 from service.errors import StartError
 from service.models.spec import ModelSpec
+from service.worker.configured import MOST_BYTES, Configured, configured_warm_ups
 
 if TYPE_CHECKING:
     from fastqueue import Batch
 
 BUDGET_S = 1.0
-MOST_BYTES = 256 << 20  # of a batch's inputs: an input arena usually is no larger
 _ALIGN = 64
 
 Clock = Callable[[], float]
@@ -65,13 +66,16 @@ def start_instances(engine: Engine, clock: Clock = time.monotonic) -> list[Insta
 
 
 def warm_up(engine: Engine, instances: Sequence[Instance], clock: Clock = time.monotonic) -> None:
-    """Runs every instance at the sizes it will be used at, all instances at once. Raises StartError."""
-    if not engine.sample:
+    """Runs every instance at the sizes it will be used at, and what the config asks for, all instances at
+    once. Raises StartError.
+    """
+    configured = configured_warm_ups(engine.spec)
+    if not engine.sample and not configured:
         return
     rows = [_one_row(engine.spec, array) for array in engine.sample]
     with ThreadPoolExecutor(len(instances), "warm-up") as pool:
         runs = [
-            pool.submit(_warm_instance, engine.spec, index, instance, rows, clock)
+            pool.submit(_warm_instance, engine.spec, index, instance, rows, configured, clock)
             for index, instance in enumerate(instances)
         ]
     for run in runs:
@@ -95,8 +99,21 @@ def _one_row(spec: ModelSpec, array: Any) -> Any:
 
 
 def _warm_instance(
-    spec: ModelSpec, index: int, instance: Instance, rows: Sequence[Any], clock: Clock
+    spec: ModelSpec,
+    index: int,
+    instance: Instance,
+    rows: Sequence[Any],
+    configured: Sequence[Configured],
+    clock: Clock,
 ) -> None:
+    if rows:
+        _run_sizes(spec, index, instance, rows, clock)
+    for entry in configured:
+        for _ in range(entry.count):
+            _run(spec, index, instance, entry.rows, entry.size, f" by model_warmup '{entry.name}'")
+
+
+def _run_sizes(spec: ModelSpec, index: int, instance: Instance, rows: Sequence[Any], clock: Clock) -> None:
     always, others = sizes_to_warm(spec, sum(array.nbytes for array in rows))
     until = clock() + BUDGET_S
     for size in always:
@@ -107,13 +124,15 @@ def _warm_instance(
         _run(spec, index, instance, rows, size)
 
 
-def _run(spec: ModelSpec, index: int, instance: Instance, rows: Sequence[Any], size: int) -> None:
+def _run(
+    spec: ModelSpec, index: int, instance: Instance, rows: Sequence[Any], size: int, source: str = ""
+) -> None:
     batch = WarmBatch(rows, size, spec.batches)
     try:
         instance.execute(cast("Batch", batch))
     except Exception as error:
-        smaller = "; a smaller max_batch_size may help" if size > 1 else ""
-        where = f"model '{spec.name}' version {spec.version} cannot be served: its warm-up failed"
+        smaller = "; a smaller max_batch_size may help" if size > 1 and not source else ""
+        where = f"model '{spec.name}' version {spec.version} cannot be served: its warm-up{source} failed"
         what = f"on a batch of {size} row{'s' * (size != 1)}" if spec.batches else "on one request"
         raise StartError(f"{where} {what} (instance {index}): {error}{smaller}") from error
     if not batch.answered:

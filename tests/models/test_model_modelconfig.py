@@ -99,6 +99,10 @@ def test_every_field_of_the_contract_is_accounted_for() -> None:
         ("response_cache { enable: true }", "response_cache.enable"),
         ("model_operations { op_library_filename: 'x.so' }", "model_operations"),
         ("instance_group { passive: true }", "instance_group.passive"),
+        (
+            "model_warmup { inputs { key: 'x' value { input_data_file: 'f' } } }",
+            "model_warmup.inputs.input_data_file",
+        ),
     ],
 )
 def test_what_changes_answers_is_refused_by_name(text: str, field: str) -> None:
@@ -129,7 +133,7 @@ def test_a_default_that_is_spelled_out_says_nothing(text: str) -> None:
         ("instance_group { rate_limiter { priority: 2 } }", "'instance_group.rate_limiter'"),
         ("cc_model_filenames { key: '8.6' value: 'm' }", "'cc_model_filenames'"),
         ("metric_tags { key: 'a' value: 'b' }", "'metric_tags'"),
-        ("model_warmup { name: 'w' batch_size: 1 }", "'model_warmup'"),
+        ("model_warmup { name: 'w' }", "model_warmup 'w' has batch_size 0 and is left out"),
         ("dynamic_batching { preferred_batch_size: [ 4, 8 ] }", "'dynamic_batching.preferred_batch_size'"),
         ("parameters { key: 'speed' value { string_value: '11' } }", "parameter 'speed'"),
         ("dynamic_batching { max_queue_delay_microseconds: 2000000 }", "which is 2 s"),
