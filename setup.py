@@ -8,7 +8,11 @@ Generated files go to the build directory, never beside the sources.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
+import sys
+import sysconfig
 from glob import glob
 from pathlib import Path
 
@@ -16,12 +20,19 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-INCLUDES = ["fastqueue/include", "service/codec", "service/frontend"]
+INCLUDES = ["fastqueue/include", "service/codec", "service/frontend", "service/frontend/native"]
+NATIVE = "service/frontend/native/_native.pyx"
 EXTENSIONS = {  # the Cython file: the C files that are compiled into the same module
     **{pyx: [] for pyx in sorted(glob("fastqueue/*.pyx"))},
     "service/codec/_codec.pyx": ["service/codec/*.c"],
     "service/frontend/_dispatch.pyx": ["service/codec/*.c", "service/frontend/dispatch*.c"],
+    NATIVE: [
+        "service/codec/*.c",
+        "service/frontend/dispatch*.c",
+        "service/frontend/native/*.c",
+    ],
 }
+LIBRARIES = {NATIVE: ["nghttp2", "z"]}
 
 
 def compiler_flags() -> tuple[list[str], list[str]]:
@@ -37,7 +48,15 @@ def extension(pyx: str, patterns: list[str]) -> Extension:
     sources = [pyx, *sorted({path for pattern in patterns for path in glob(pattern)})]
     headers = sorted(path for folder in INCLUDES for path in glob(f"{folder}/*.h"))
     name = pyx.removesuffix(".pyx").replace("/", ".")
-    return Extension(name, sources, INCLUDES, extra_compile_args=flags, extra_link_args=link, depends=headers)
+    return Extension(
+        name,
+        sources,
+        INCLUDES,
+        libraries=LIBRARIES.get(pyx, []),
+        extra_compile_args=flags,
+        extra_link_args=link,
+        depends=headers,
+    )
 
 
 class BuildPyWithMessages(build_py):
@@ -65,6 +84,23 @@ def compile_protos(protos: list[str], target: Path) -> None:
         stub.unlink()
 
 
+def native_can_be_built() -> bool:
+    """Whether the headers that the native front end needs are there. Without them the other one serves."""
+    compiler = os.getenv("CC") or sysconfig.get_config_var("CC") or "cc"
+    text = "#include <nghttp2/nghttp2.h>\n#include <zlib.h>\n"
+    command = [*shlex.split(compiler), "-E", "-x", "c", "-"]
+    try:
+        found = subprocess.run(command, input=text, text=True, capture_output=True).returncode == 0
+    except OSError:
+        found = False
+    if not found:
+        words = "the native front end is left out: it needs the headers of libnghttp2 and zlib"
+        print(f"headrace: {words} (Debian: libnghttp2-dev, zlib1g-dev)", file=sys.stderr)
+    return found
+
+
+if not native_can_be_built():
+    del EXTENSIONS[NATIVE]
 present = [extension(pyx, patterns) for pyx, patterns in EXTENSIONS.items() if Path(pyx).exists()]
 modules = cythonize(present, build_dir="build/cython", language_level=3)
 setup(ext_modules=modules, cmdclass={"build_py": BuildPyWithMessages})

@@ -26,7 +26,7 @@ MAX_BATCH_WAIT_US = 60_000_000
 MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
-FRONTENDS = ("grpcio",)
+FRONTENDS = ("grpcio", "native")
 STATUS_CODES = ("headrace", "triton")
 CONTROL_MODES = ("none", "explicit")
 EVERY_MODEL = "*"  # of --load-model
@@ -44,14 +44,14 @@ class ServeConfig:
         slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
         server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
         output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. spill_mb: what each of
-        these may have more, for large requests and answers, in MiB; 0: nothing. slots_per_lane:
-        requests between one front-end thread and one worker at a time. max_calls: inference calls and streams
-        in progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of
-        a request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
-        frontend: which front end listens (FRONTENDS). model_control_mode: who says what is loaded
-        (CONTROL_MODES): the start, or clients. load_models: what is loaded at the start under `explicit`, by
-        name; EVERY_MODEL is all there is. ready_fd: a descriptor that gets one line of JSON when
-        the service is ready, then is closed.
+        these may have more, for large requests and answers, in MiB; 0: nothing. slots_per_lane: requests
+        between one front-end thread and one worker at a time. max_calls: inference calls and streams in
+        progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of a
+        request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
+        frontend: which front end listens (FRONTENDS). io_threads: of the native one, each with an input
+        arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start, or clients.
+        load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all there is.
+        ready_fd: a descriptor that gets one line of JSON when the service is ready, then is closed.
     """
 
     model_paths: tuple[str, ...]
@@ -74,6 +74,7 @@ class ServeConfig:
     frontend: str = "grpcio"
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()
+    io_threads: int = 1
     ready_fd: int | None = None
 
     def check(self) -> None:
@@ -96,6 +97,7 @@ class ServeConfig:
             ("slots-per-lane", self.slots_per_lane, 1, 1 << 16),
             ("max-calls", self.max_calls, 1, MAX_CALLS),
             ("answer-mb", self.answer_mb, 1, MAX_ARENA_MB),
+            ("io-threads", self.io_threads, 1, 64),
             ("max-message-bytes", self.max_message_bytes, 1024, MAX_MESSAGE_BYTES),
         ]
         return [

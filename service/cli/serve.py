@@ -64,7 +64,16 @@ def serve(
     server_name: Annotated[
         str, typer.Option(metavar="NAME", help="What ServerMetadata calls this server.")
     ] = "headrace",
-    frontend: Annotated[str, typer.Option(metavar="grpcio", help="Which front end listens.")] = "grpcio",
+    frontend: Annotated[
+        str,
+        typer.Option(
+            metavar="grpcio|native",
+            help="Which front end listens: gRPC's own library, or C from the socket to the queue.",
+        ),
+    ] = "grpcio",
+    io_threads: Annotated[
+        int, typer.Option(metavar="N", help="I/O threads of the native front end, each with an input arena.")
+    ] = 1,
     arena_mb: Annotated[int, typer.Option(metavar="MB", help="Memory for requests on their way in.")] = 256,
     output_arena_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers on their way out.")
@@ -158,6 +167,7 @@ def serve(
         frontend=frontend,
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
+        io_threads=io_threads,
         ready_fd=ready_fd,
     )
     raise typer.Exit(run_service(config))

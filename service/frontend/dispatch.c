@@ -202,7 +202,7 @@ void hr_dispatch_limit_messages(hr_dispatch *d, uint64_t bytes) { d->max_message
 /* ---- ANSWERED, by whomever ---- */
 
 /* A response that no protobuf library could read is an error; an error on a stream is a message too. */
-static void finish(hr_answer *out, const hr_pending *p) {
+void hr_answer_finish(hr_answer *out, const hr_pending *p) {
     uint64_t bytes = out->code == 0 ? hr_encoded_bytes(&out->response) : 0;
     if (bytes > HR_MAX_RESPONSE) {
         out->code = HR_RESOURCE_EXHAUSTED;
@@ -246,7 +246,7 @@ static int next_expired(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
     out->completion = (fq_completion){0};
     hr_answer_names(out, p); /* the slot lives until FINAL, which is not looked for before the caller comes back */
     say_late(out, p);
-    finish(out, p);
+    hr_answer_finish(out, p);
     leave(d, p);
     return 1;
 }
@@ -291,7 +291,7 @@ static void take(hr_dispatch *d, hr_lane *lane, hr_pending *p, hr_answer *out) {
     hr_answer_names(out, p);
     if (out->completion.status != 0) read_error(out, lane, p);
     else hr_answer_outputs(out, lane, p, out->completion.answer);
-    finish(out, p);
+    hr_answer_finish(out, p);
 }
 
 /* The next completion of a lane whose client waits. Others end here. */
@@ -336,6 +336,12 @@ void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer) {
     hr_answer_free_texts(answer);
     hr_lane *lane = &d->lanes[answer->lane];
     retire(d, lane, &lane->pending[answer->slot], &answer->completion);
+}
+
+void hr_dispatch_release(hr_dispatch *d, uint32_t number, uint32_t slot, bool has_answer) {
+    hr_lane *lane = &d->lanes[number];
+    const fq_completion done = {.answer.length = has_answer};
+    retire(d, lane, &lane->pending[slot], &done);
 }
 
 int hr_dispatch_arm(hr_dispatch *d) {

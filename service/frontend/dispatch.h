@@ -128,6 +128,13 @@ int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out);
 /* The answer was encoded or sent. What its views point to is gone. */
 void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer);
 
+/* The same, for a caller that kept of a held answer its lane, its slot and whether completion.answer has bytes. */
+void hr_dispatch_release(hr_dispatch *d, uint32_t lane, uint32_t slot, bool has_answer);
+
+/* Before hr_dispatch_close_lane, for a caller that needs more than tokens: the next client that still waits for this lane,
+ * with an answer that says that its worker is gone. 1, or 0 when there is none. It need not be retired. */
+int hr_dispatch_next_lost(hr_dispatch *d, uint32_t lane, hr_answer *out);
+
 /* Before the caller sleeps on the eventfd: 1 when it may, 0 when answers came in the meantime. It must not
  * sleep beyond hr_dispatch_next_deadline (INT64_MAX: there is none). */
 int hr_dispatch_arm(hr_dispatch *d);

@@ -162,6 +162,26 @@ int hr_dispatch_attach(hr_dispatch *d, uint32_t number, int page_fd, int output_
     return 0;
 }
 
+int hr_dispatch_next_lost(hr_dispatch *d, uint32_t number, hr_answer *out) {
+    hr_lane *lane = &d->lanes[number];
+    for (uint32_t i = 0; lane->open && i < d->slots; i++) {
+        hr_pending *p = &lane->pending[i];
+        if (p->state != HR_WAITING) continue;
+        hr_deadlines_remove(&d->deadlines, &p->timer);
+        p->state = HR_GONE;
+        out->token = p->token;
+        out->code = HR_UNAVAILABLE;
+        out->held = false;
+        out->completion = (fq_completion){0};
+        hr_answer_names(out, p);
+        hr_fail(&out->error, out->code,
+                "the worker of this model ended while it held the request; it is starting again, try later");
+        hr_answer_finish(out, p);
+        return 1;
+    }
+    return 0;
+}
+
 uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t number, uint64_t *tokens) {
     uint32_t count = 0;
     if (number >= HR_MAX_LANES || !d->lanes[number].open) return 0;

@@ -94,6 +94,9 @@ int hr_bounds_arena(const hr_dispatch *d, uint64_t bytes, hr_error *err);
 /* Fills in what every response to this request says: its names and id. */
 void hr_answer_names(hr_answer *out, const hr_pending *p);
 
+/* The last touch to every answer: what a response that is too large is told, and how an error on a stream is a message. */
+void hr_answer_finish(hr_answer *out, const hr_pending *p);
+
 /* Fills in the outputs of a completion without an error; out->code says when the worker wrote nonsense. */
 void hr_answer_outputs(hr_answer *out, const hr_lane *lane, const hr_pending *p, fq_extent at);
 

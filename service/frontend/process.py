@@ -13,6 +13,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,20 +22,23 @@ from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.control import AsyncChannel, Message, ProtocolError
 from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, StartError
-from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import why_not_bound
 from service.frontend.catalog import Catalog
-from service.frontend.grpcio.admission import Admission
-from service.frontend.grpcio.calls import Calls
-from service.frontend.grpcio.server import Server
 from service.frontend.links import Links
 from service.frontend.repository import Repository
 from service.frontend.rpcs import Rpcs
+from service.frontend.server import Server
 from service.frontend.state import State
 from service.log import say
 from service.process import connections_allowed, control_fd, die_with_parent
 from service.telemetry.http import MetricsPort
 from service.telemetry.metrics import Metrics, Snapshot
+
+NATIVE_MISSING = (
+    "--frontend native is not in this installation: the headers of libnghttp2 and zlib (Debian: "
+    "libnghttp2-dev, zlib1g-dev) were missing when it was built; install them and headrace again, or use "
+    "--frontend grpcio"
+)
 
 
 class FrontEnd:
@@ -56,30 +60,18 @@ class FrontEnd:
         self._was_ready = False
         self.catalog = Catalog()
         self.state = State(self.catalog)
-        triton = config.status_codes == "triton"
-        dispatcher = Dispatcher(
-            config.arena_mb << 20,
-            config.slots_per_lane,
-            split=not triton,
-            max_message_bytes=config.max_message_bytes,
-            spill_mb=config.spill_mb,
-        )
-        self._calls = Calls(dispatcher, triton)
-        self._links = Links(self._calls, self.catalog, self._readiness_changed)
-        repository = Repository(config, self.catalog, self._links, folder, lambda: self.state.draining)
-        rpcs = Rpcs(self.catalog, config.server_name, repository, lambda: self.state.ready)
-        self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
         connections, self._probes = connections_allowed()
-        self._server = Server(
-            self._calls, rpcs, self.state, self.admission, config.max_message_bytes, connections
-        )
+        self.server = server_of(config, self.state, connections)
+        self._links = Links(self.server.lanes, self.catalog, self._changed)
+        repository = Repository(config, self.catalog, self._links, folder, lambda: self.state.draining)
+        self._rpcs = Rpcs(self.catalog, config.server_name, repository, lambda: self.state.ready)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None
 
     async def start(self) -> tuple[int, int]:
         """Listens on both ports; returns them. Raises StartError when one cannot be had."""
         config = self._config
-        grpc_port = await self._server.start(config.host, config.grpc_port)
+        grpc_port = await self.server.start(self._rpcs, config.host, config.grpc_port)
         metrics = Metrics(self._snapshot)
         try:
             self._metrics_port = MetricsPort(
@@ -93,7 +85,7 @@ class FrontEnd:
     @property
     def in_flight(self) -> int:
         """Requests whose clients wait. May be read from any thread."""
-        return self._calls.in_flight
+        return self.server.in_flight
 
     def open_link(self, worker: int, sock: socket.socket, link: int = 0) -> None:
         """Serves the link to a worker until it ends. `link` is its number, for `on_link_end`."""
@@ -108,6 +100,12 @@ class FrontEnd:
             why = str(error)
         self._on_link_end(link, why)
 
+    def rejected(self) -> Counter[str]:
+        """Requests that never got a slot, by reason. May be called from any thread."""
+        counts = self.state.rejected.copy()  # with the reasons that have not occurred
+        counts.update(self.server.rejected())
+        return counts
+
     def models(self) -> list[dict[str, Any]]:
         """What the ready line says of each model."""
         specs = [entry.spec for entry in self.catalog.entries]
@@ -120,30 +118,48 @@ class FrontEnd:
         """Not ready from now on; finishes what is accepted. The number of requests that did not make it."""
         self.state.draining = True
         self._readiness_changed()
-        return await self._server.drain(self._config.drain_timeout_s)
+        return await self.server.drain(self._config.drain_timeout_s)
 
     async def stop(self) -> None:
         """Stops at once, with whatever is in flight."""
-        await self._server.stop()
+        await self.server.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._metrics_port is not None:
             self._metrics_port.close()
-        self._calls.close()
+        self.server.close()
+
+    def _changed(self) -> None:
+        if self.catalog.started:
+            self.server.set_started()
+        self._readiness_changed()
 
     def _readiness_changed(self) -> None:
         ready = self.state.ready
         if ready != self._was_ready:
             self._was_ready = ready
-            self._server.readiness_changed()
+            self.server.readiness_changed()
             self._on_readiness(ready)
 
     def _snapshot(self) -> Snapshot:
         entries = self.catalog.entries
         stats = [(entry.spec.name, entry.spec.version, entry.stats()) for entry in entries]
         models = tuple((name, version, found) for name, version, found in stats if found is not None)
-        return Snapshot(self.state.ready, self.in_flight, models, dict(self.state.rejected))
+        return Snapshot(self.state.ready, self.in_flight, models, dict(self.rejected()))
+
+
+def server_of(config: ServeConfig, state: State, max_connections: int) -> Server:
+    """The front end that was asked for; the other one is not imported. Raises StartError."""
+    if config.frontend == "native":
+        try:
+            from service.frontend.native.server import NativeServer
+        except ImportError as error:
+            raise StartError(NATIVE_MISSING) from error
+        return NativeServer(config, state, max_connections)
+    from service.frontend.grpcio.server import GrpcioServer
+
+    return GrpcioServer(config, state, max_connections)
 
 
 class Process:
@@ -208,7 +224,12 @@ async def run(fd: int) -> int:
     if configure is None:
         return EXIT_OK
     config = ServeConfig.from_json(configure.body["config"])
-    return await Process(control, config, configure.body.get("folder", "")).run()
+    try:
+        process = Process(control, config, configure.body.get("folder", ""))
+    except StartError as error:
+        await control.send("failed", {"message": str(error)})
+        return EXIT_BAD_START
+    return await process.run()
 
 
 def main(arguments: Sequence[str]) -> None:

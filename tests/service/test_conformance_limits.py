@@ -183,6 +183,7 @@ def test_a_drain_that_runs_out_of_time_says_how_many_were_left(serve):
 # ---- defects of ours ----
 
 
+@pytest.mark.parametrize("frontend", ["grpcio"], indirect=True)  # on the other one no Python is on the way
 def test_a_defect_is_internal_and_tells_the_log_and_not_the_client(serve, monkeypatch, capfd):
     service, wire = serve(affine())
 
@@ -199,3 +200,17 @@ def test_a_defect_is_internal_and_tells_the_log_and_not_the_client(serve, monkey
     assert "secret" not in failed.error_message
     monkeypatch.undo()
     assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"
+
+
+def test_a_defect_in_another_rpc_is_internal_and_tells_the_log_and_not_the_client(serve, monkeypatch, capfd):
+    service, wire = serve(affine())
+
+    def broken(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(service.frontend.catalog, "find", broken)
+    with pytest.raises(grpc.RpcError) as caught:
+        wire.call("ModelMetadata", pb.ModelMetadataRequest(name="affine"))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in caught.value.details()
+    assert "secret" in capfd.readouterr().err

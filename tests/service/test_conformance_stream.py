@@ -159,7 +159,7 @@ def test_a_full_queue_is_a_failed_request_on_an_open_stream(serve):
     engine.gate.shut()
     stream = wire.stream().send(*[request(i) for i in range(3)]).half_close()
     engine.gate.wait_until_held()
-    wait_until(lambda: service.frontend.state.rejected["resource_exhausted"] == 1, "one refused")
+    wait_until(lambda: service.frontend.rejected()["resource_exhausted"] == 1, "one refused")
     engine.gate.open()
     first, second, refused = stream.rest()
     check(first, 0)

@@ -66,7 +66,7 @@ def pending(service) -> int:
 
 
 def at_rest(service) -> bool:
-    dispatcher = service.frontend._calls._dispatcher
+    dispatcher = service.frontend.server
     return dispatcher.outstanding == 0 and dispatcher.arena_used == 0
 
 
@@ -139,7 +139,7 @@ def test_a_queue_time_out_names_the_wait_and_the_limit_while_the_model_is_busy(s
         assert status_of(call) == expected
         assert call.details().startswith("Request timeout expired: model 'affine': it waited ")
         assert call.details().endswith("its queue policy (default_timeout_microseconds) allows 20000")
-    wait_until(lambda: service.frontend._calls._dispatcher.outstanding == 1, "their slots given back")
+    wait_until(lambda: service.frontend.server.outstanding == 1, "their slots given back")
     engine.gate.open()
     assert status_of(first) == "OK", "what runs has left the queue, however long it runs"
     assert engine.batches == [1]
@@ -193,7 +193,7 @@ def test_what_is_late_is_told_while_another_runs_and_never_runs(serve, mode, bud
             assert call.details() == (
                 "Request timeout expired: model 'affine' did not answer within 20000 us"
             )
-    wait_until(lambda: service.frontend._calls._dispatcher.outstanding == 1, "all slots but the first one's")
+    wait_until(lambda: service.frontend.server.outstanding == 1, "all slots but the first one's")
     engine.gate.open()
     assert status_of(first) == "OK"
     (stats,) = [entry.stats() for entry in service.frontend.catalog.entries]
@@ -250,7 +250,7 @@ def test_five_thousand_requests_with_hardly_any_time_leave_nothing_behind(serve,
     assert sum(found.values()) == 16 * 316
     assert set(found) <= {"OK", "DEADLINE_EXCEEDED", "CANCELLED"}, found
     wait_until(lambda: at_rest(service), "every slot and every block given back")
-    assert service.frontend._calls._dispatcher.check() == 0
+    assert service.frontend.server.check() == 0
     y = output(done_response(wire.infer_later(request(first=3.0))))
     assert np.array_equal(y, 2 * rows(1, 3.0) + 1)
 

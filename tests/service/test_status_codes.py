@@ -94,7 +94,7 @@ def test_too_many_calls(serve, mode):
     service, wire = serve(affine(), max_calls=1, status_codes=mode)
     silent = SilentClient(service.address)  # a connection of its own
     silent.begin()
-    wait_until(lambda: service.frontend.admission.calls == 1, "the one call that may be")
+    wait_until(lambda: service.frontend.server.calls == 1, "the one call that may be")
     refused(wire, request(), "calls", mode)
     silent.close()
 

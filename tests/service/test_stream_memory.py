@@ -52,7 +52,7 @@ def test_a_stream_that_is_not_read_is_not_read_from(serve, monkeypatch):
     monkeypatch.setattr(stream_module, "READ_AHEAD_BYTES", 4 * MB)
     engine = wide()
     service, wire = serve(engine, narrow())
-    held = service.frontend.admission
+    held = service.frontend.server.admission
     # The client's library reads ahead on its own; less so without these.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
     reader = grpc.insecure_channel(service.address, [*options, ("grpc.max_receive_message_length", -1)])
@@ -110,7 +110,7 @@ def test_answers_beyond_a_streams_share_are_refused_in_their_turn(serve):
             check(answer, number)
         else:
             assert "--answer-mb" in answer.error_message
-    wait_until(lambda: service.frontend.admission.held == 0, "everything given back")
+    wait_until(lambda: service.frontend.server.admission.held == 0, "everything given back")
 
 
 class Watched:
@@ -133,7 +133,7 @@ class Watched:
 def test_answers_are_taken_from_the_worker_in_portions(serve):
     engine = wide(max_batch_size=64)
     service, wire = serve(engine, output_arena_mb=128)
-    calls = service.frontend._calls
+    calls = service.frontend.server.lanes
     calls._dispatcher = watched = Watched(calls._dispatcher)
     engine.gate.shut()
     stream = wire.stream().send(*[request(i) for i in range(60)]).half_close()
@@ -147,7 +147,7 @@ def test_answers_are_taken_from_the_worker_in_portions(serve):
 @GRPCIO
 def test_a_stream_that_is_cancelled_gives_back_what_lay_there_for_it(serve):
     service, wire = serve(wide())
-    held = service.frontend.admission
+    held = service.frontend.server.admission
     stream = wire.stream().send(*[request(i) for i in range(40)])
     wait_until(lambda: held.held >= 6 * MB, "answers that wait for the client")
     stream.cancel()
@@ -158,12 +158,12 @@ def test_a_stream_that_is_cancelled_gives_back_what_lay_there_for_it(serve):
 def test_unary_answers_that_nobody_reads_are_bounded(serve):
     engine = wide()
     service, wire = serve(engine, answer_mb=4)
-    held = service.frontend.admission
+    held = service.frontend.server.admission
     silent = SilentClient(service.address)
     for _ in range(12):
         silent.infer(request())
-    rejected = service.frontend.state.rejected
-    wait_until(lambda: rejected["resource_exhausted"] == 8, "four answers that nobody takes, and refusals")
+    rejected = service.frontend.rejected
+    wait_until(lambda: rejected()["resource_exhausted"] == 8, "four answers that nobody takes, and refusals")
     assert service.in_flight == 0
     assert 4 * MB <= held.held < 5 * MB
     code, words, metadata = refusal(wire)
@@ -181,7 +181,7 @@ def test_unary_answers_that_nobody_reads_are_bounded(serve):
 @GRPCIO
 def test_no_more_calls_than_may_be_in_progress_are_read(serve):
     service, wire = serve(narrow(), max_calls=2)
-    held = service.frontend.admission
+    held = service.frontend.server.admission
     silent = SilentClient(service.address)
     silent.begin()
     silent.begin("ModelStreamInfer")
@@ -191,7 +191,7 @@ def test_no_more_calls_than_may_be_in_progress_are_read(serve):
     assert int(metadata["grpc-retry-pushback-ms"]) > 0
     assert wire.stream().send(request(1, "narrow")).end()[0] == "RESOURCE_EXHAUSTED"
     assert wire.call("ServerLive").live, "what is no inference is answered"
-    assert service.frontend.state.rejected["resource_exhausted"] == 2
+    assert service.frontend.rejected()["resource_exhausted"] == 2
     silent.close()
     wait_until(lambda: held.calls == 0, "both calls over")
     assert status_of(wire.infer_later(request(1, "narrow"))) == "OK"

@@ -12,20 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import grpc
 
 from service.codec.errors import RequestError
+from service.config import ServeConfig
 from service.errors import Code, StartError
+from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status
 from service.frontend.grpcio.stream import Stream
-from service.frontend.grpcio.unary import Unary
+from service.frontend.grpcio.unary import Unary, control
 from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
 
@@ -55,22 +58,23 @@ LAST_WORDS_S = 2.0
 Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
 
 
-class Server:
-    """One listening gRPC server on the running loop."""
+class GrpcioServer:
+    """One listening gRPC server on the running loop (`service.frontend.server`)."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        rpcs: Rpcs,
-        state: State,
-        admission: Admission,
-        max_message_bytes: int,
-        max_connections: int,
-    ) -> None:
-        self._calls = calls
-        self._admission = admission
+    def __init__(self, config: ServeConfig, state: State, max_connections: int) -> None:
+        triton = config.status_codes == "triton"
+        dispatcher = self._dispatcher = Dispatcher(
+            config.arena_mb << 20,
+            config.slots_per_lane,
+            split=not triton,
+            max_message_bytes=config.max_message_bytes,
+            spill_mb=config.spill_mb,
+        )
+        calls = self._calls = Calls(dispatcher, triton)
+        admission = self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
+        max_message_bytes = config.max_message_bytes
         self._state = state
-        self._unary = Unary(calls, rpcs, state)
+        self._unary = Unary(calls, state)
         self._health = Health(lambda: state.ready)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
         readable = min(INT32_MAX, max_message_bytes + min(max_message_bytes, READ_TO_REFUSE_BYTES))
@@ -80,14 +84,10 @@ class Server:
             ("grpc.max_allowed_incoming_connections", max_connections),
         ]
         self._server = grpc.aio.server(options=[*OPTIONS, *limits])
-        self._server.add_registered_method_handlers(SERVICE, self._handlers())
-        self._server.add_registered_method_handlers(HEALTH, self._health.handlers())
-        for name in REFLECTIONS:
-            self._server.add_registered_method_handlers(name, Reflection().handlers())
 
-    def _handlers(self) -> Handlers:
+    def _handlers(self, rpcs: Rpcs) -> Handlers:
         handlers: Handlers = {
-            method: grpc.unary_unary_rpc_method_handler(self._unary.control(method))
+            method: grpc.unary_unary_rpc_method_handler(control(rpcs, method))
             for method in (*UNARY, *CONTROL, *NOT_BUILT)
         }
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._model_infer)
@@ -97,13 +97,13 @@ class Server:
     def _enter(self, context: Context) -> asyncio.Task[Any] | None:
         """Lets a call in, until gRPC has sent its end; None: it is refused, and the status is set."""
         try:
-            self._admission.enter()
+            self.admission.enter()
         except RequestError as error:
             self._refuse(context, error)
             return None
         task = asyncio.current_task()
         assert task is not None
-        task.add_done_callback(self._admission.leave)
+        task.add_done_callback(self.admission.leave)
         return task
 
     def _refuse(self, context: Context, error: RequestError) -> bytes:
@@ -118,20 +118,20 @@ class Server:
         if request is grpc.aio.EOF:
             return set_status(context, Code.INVALID_ARGUMENT, "expected one request, and the call had none")
         try:
-            self._admission.check_answers()
+            self.admission.check_answers()
             inference = self._unary.model_infer(request, context)
             del request  # it is as large as clients like, and not needed as long as its answer takes
             answer = await inference
-            self._admission.check_answers()
+            self.admission.check_answers()
         except RequestError as error:
             return self._refuse(context, error)
         if answer:  # it lies here until gRPC has sent it and its status, which is when the task ends
-            self._admission.add(len(answer))
+            self.admission.add(len(answer))
             task.add_done_callback(partial(self._drop, len(answer)))
         return answer
 
     def _drop(self, size: int, _: object) -> None:
-        self._admission.drop(size)
+        self.admission.drop(size)
 
     async def _model_stream_infer(self, _: Any, context: Context) -> None:
         task = self._enter(context)
@@ -141,21 +141,56 @@ class Server:
             self._state.count_rejected(SHUTTING_DOWN_REASON)
             set_shutting_down(context)
             return
-        stream = Stream(self._calls, self._admission, self._state, context)
+        stream = Stream(self._calls, self.admission, self._state, context)
         self._streams[stream] = task
         try:
             await stream.run()
         finally:
             del self._streams[stream]
 
-    async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port, which is the system's choice when 0 was asked for. Raises StartError."""
+    @property
+    def lanes(self) -> Calls:
+        return self._calls
+
+    @property
+    def in_flight(self) -> int:
+        return self._calls.in_flight
+
+    @property
+    def calls(self) -> int:
+        return self.admission.calls
+
+    @property
+    def outstanding(self) -> int:
+        return self._dispatcher.outstanding
+
+    @property
+    def arena_used(self) -> int:
+        return self._dispatcher.arena_used
+
+    def check(self) -> int:
+        return self._dispatcher.check()
+
+    def rejected(self) -> Counter[str]:
+        return Counter()  # the state's are all
+
+    def set_started(self) -> None:
+        pass  # the state is asked for each request
+
+    def _register(self, rpcs: Rpcs) -> None:
+        self._server.add_registered_method_handlers(SERVICE, self._handlers(rpcs))
+        self._server.add_registered_method_handlers(HEALTH, self._health.handlers())
+        for name in REFLECTIONS:
+            self._server.add_registered_method_handlers(name, Reflection().handlers())
+
+    async def start(self, rpcs: Rpcs, host: str, port: int) -> int:
         if why := why_not_bound(host, port, "--grpc-port"):  # gRPC would say less, and log more
             raise StartError(why)
         try:
             bound = self._server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
             raise StartError(f"cannot listen on {host} port {port}: {error}") from error
+        self._register(rpcs)
         await self._server.start()
         return bound
 
@@ -163,11 +198,6 @@ class Server:
         self._health.changed()
 
     async def drain(self, timeout_s: float) -> int:
-        """Finishes what is accepted, then stops listening. The number of requests that did not make it in
-        time.
-
-        `state.draining` is set before: new calls are answered UNAVAILABLE until all others are finished.
-        """
         end_s = time.monotonic() + timeout_s
         for stream in list(self._streams):
             stream.drain()
@@ -184,6 +214,8 @@ class Server:
             await asyncio.wait(list(self._streams.values()))
 
     async def stop(self) -> None:
-        """Stops at once; what is in flight is cancelled."""
         self._health.close()
         await self._server.stop(0)
+
+    def close(self) -> None:
+        self._calls.close()

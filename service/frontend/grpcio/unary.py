@@ -33,9 +33,8 @@ def deadline_ns(context: Context) -> int | None:
 class Unary:
     """The handlers. `state` says whether new calls are taken, and counts those that are not."""
 
-    def __init__(self, calls: Calls, rpcs: Rpcs, state: State) -> None:
+    def __init__(self, calls: Calls, state: State) -> None:
         self._calls = calls
-        self._rpcs = rpcs
         self._state = state
         self._loop = asyncio.get_running_loop()
 
@@ -64,14 +63,15 @@ class Unary:
         retry = isinstance(error, RequestError) and error.transient
         return set_status(context, code, message, retry)
 
-    def control(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        """The handler of one of the other RPCs."""
 
-        async def handler(request: bytes, context: Context) -> bytes:
-            try:
-                return await self._rpcs.call(method, request)
-            except Exception as error:
-                code, message = status_of(error)
-                return set_status(context, code, message, retry=isinstance(error, Overloaded))
+def control(rpcs: Rpcs, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """The handler of one of the other RPCs."""
 
-        return handler
+    async def handler(request: bytes, context: Context) -> bytes:
+        try:
+            return await rpcs.call(method, request)
+        except Exception as error:
+            code, message = status_of(error)
+            return set_status(context, code, message, retry=isinstance(error, Overloaded))
+
+    return handler

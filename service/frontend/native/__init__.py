@@ -1,0 +1,1 @@
+"""The native front end: gRPC in C, without Python on the way of a request. `native.h` tells how."""

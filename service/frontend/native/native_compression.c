@@ -1,0 +1,56 @@
+/* Compressed messages in. What a message becomes is bounded as messages are, whatever its bytes promise. */
+#include <zlib.h>
+
+#include "native_state.h"
+
+enum { GZIP_WINDOW = 15 + 16, ZLIB_WINDOW = 15, GROW = 4 };
+
+enum hr_encoding hr_encoding_of(hr_view name) {
+    if (hr_view_says(name, "identity")) return HR_IDENTITY;
+    if (hr_view_says(name, "gzip")) return HR_GZIP;
+    if (hr_view_says(name, "deflate")) return HR_DEFLATE;
+    return HR_UNKNOWN_ENCODING;
+}
+
+static int refuse(hr_error *err, int code, const char *text) { return hr_fail(err, code, "%s", text); }
+
+/* Inflates until the stream's end: its length, or -1. *out grows up to `limit` bytes. */
+static int64_t inflate_all(z_stream *z, uint64_t limit, uint8_t **out, hr_error *err) {
+    uint64_t room = 0;
+    for (int done = Z_OK; done != Z_STREAM_END;) {
+        if (z->total_out == room) {
+            room = room ? GROW * room : HR_FIRST_ROOM;
+            if (room > limit + 1) room = limit + 1;
+            uint8_t *more = realloc(*out, room);
+            if (more == NULL) return refuse(err, HR_RESOURCE_EXHAUSTED, "no memory for a message of this size now, try later");
+            *out = more;
+        }
+        z->next_out = *out + z->total_out;
+        z->avail_out = (uInt)(room - z->total_out < INT32_MAX ? room - z->total_out : INT32_MAX);
+        done = inflate(z, Z_NO_FLUSH);
+        if (z->total_out > limit)
+            return refuse(err, HR_RESOURCE_EXHAUSTED,
+                          "a compressed message becomes larger than max, what --max-message-bytes allows: send fewer rows, or "
+                          "raise it");
+        bool stuck = done == Z_BUF_ERROR && z->avail_in == 0;
+        if (stuck || (done != Z_OK && done != Z_STREAM_END && done != Z_BUF_ERROR))
+            return refuse(err, HR_INTERNAL, "a compressed message is damaged: expected what grpc-encoding says");
+    }
+    return (int64_t)z->total_out;
+}
+
+int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint8_t **out, hr_error *err) {
+    z_stream z = {.next_in = (Bytef *)(uintptr_t)data.data, .avail_in = (uInt)data.length};
+    *out = NULL;
+    if (encoding != HR_GZIP && encoding != HR_DEFLATE)
+        return refuse(err, encoding == HR_IDENTITY ? HR_INTERNAL : HR_UNIMPLEMENTED,
+                      "a message is compressed: expected grpc-encoding to be gzip or deflate");
+    if (inflateInit2(&z, encoding == HR_GZIP ? GZIP_WINDOW : ZLIB_WINDOW) != Z_OK)
+        return refuse(err, HR_RESOURCE_EXHAUSTED, "no memory for a compressed message, try later");
+    int64_t length = inflate_all(&z, limit, out, err);
+    inflateEnd(&z);
+    if (length >= 0) return length;
+    free(*out);
+    *out = NULL;
+    return -1;
+}

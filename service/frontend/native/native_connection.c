@@ -1,0 +1,327 @@
+/* A socket and its HTTP/2 session.
+ *
+ * A DATA frame's payload is read from the socket straight into the message it belongs to, where there is one: nghttp2 is
+ * given that pointer, gives it back in its callback, and nothing is copied.
+ *
+ * LIMITS on what a peer may do. nghttp2 itself limits resets, CONTINUATION frames, entries of SETTINGS and unread
+ * acknowledgements (the options below). Counted here: a call's headers (hr_stream_header), PINGs in a row and frames in a
+ * row that carry nothing. Who goes beyond is told ENHANCE_YOUR_CALM and is gone.
+ */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "native_state.h"
+
+static nghttp2_session_callbacks *callbacks;
+static nghttp2_option *options;
+
+/* ---- what nghttp2 tells ---- */
+
+static hr_stream *stream_of(nghttp2_session *session, int32_t id) {
+    return nghttp2_session_get_stream_user_data(session, id);
+}
+
+static int calm_down(hr_connection *c) {
+    nghttp2_session_terminate_session(c->session, NGHTTP2_ENHANCE_YOUR_CALM);
+    return 0;
+}
+
+static bool is_request(const nghttp2_frame *frame) {
+    return frame->hd.type == NGHTTP2_HEADERS && frame->headers.cat == NGHTTP2_HCAT_REQUEST;
+}
+
+static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
+    (void)session;
+    if (!is_request(frame)) return 0;
+    return hr_stream_open(user, frame->hd.stream_id) == 0 ? 0 : NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
+}
+
+static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const uint8_t *name, size_t name_length,
+                     const uint8_t *value, size_t value_length, uint8_t flags, void *user) {
+    (void)flags, (void)user;
+    hr_stream *s = stream_of(session, frame->hd.stream_id);
+    if (s == NULL || !is_request(frame)) return 0;
+    if (hr_stream_header(s, (hr_view){name, name_length}, (hr_view){value, value_length}) == 0) return 0;
+    return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE; /* a reset */
+}
+
+static int on_ping(hr_connection *c, const nghttp2_frame *frame) {
+    if (frame->hd.flags & NGHTTP2_FLAG_ACK) return 0;
+    return ++c->pings > HR_PINGS ? calm_down(c) : 0;
+}
+
+static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
+    hr_connection *c = user;
+    hr_stream *s = frame->hd.stream_id ? stream_of(session, frame->hd.stream_id) : NULL;
+    if (frame->hd.type == NGHTTP2_PING) return on_ping(c, frame);
+    bool carries = frame->hd.type == NGHTTP2_HEADERS || (frame->hd.type == NGHTTP2_DATA && frame->hd.length > 0);
+    c->idle_frames = carries ? 0 : c->idle_frames + 1;
+    if (c->idle_frames > HR_IDLE_FRAMES) return calm_down(c);
+    if (s == NULL) return 0;
+    if (is_request(frame)) hr_stream_begin(s);
+    if ((frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
+        (frame->hd.flags & NGHTTP2_FLAG_END_STREAM))
+        hr_stream_half_close(s);
+    return 0;
+}
+
+static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head, void *user) {
+    hr_connection *c = user;
+    (void)session;
+    c->direct = NULL;
+    c->frame_left = head->type == NGHTTP2_DATA ? (uint32_t)head->length : 0;
+    c->frame_padded = head->flags & NGHTTP2_FLAG_PADDED;
+    return 0;
+}
+
+/* Where the rest of this frame may be read to: the message that it continues. */
+static hr_stream *direct_of(const hr_connection *c, hr_stream *s) {
+    bool kept = s->in.data != NULL && s->pending_count == 0 && s->in.count < s->in.room;
+    return kept && !c->frame_padded && c->frame_left >= HR_DIRECT ? s : NULL;
+}
+
+static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const uint8_t *data, size_t length, void *user) {
+    hr_connection *c = user;
+    hr_stream *s = stream_of(session, id);
+    (void)flags;
+    c->frame_left -= length < c->frame_left ? (uint32_t)length : c->frame_left;
+    nghttp2_session_consume_connection(session, length);
+    if (s == NULL || s->method == HR_METHOD_OVER) {
+        nghttp2_session_consume_stream(session, id, length);
+        return 0;
+    }
+    hr_stream_feed(s, data, length);
+    c->direct = direct_of(c, s);
+    return 0;
+}
+
+static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t error, void *user) {
+    hr_stream *s = stream_of(session, id);
+    (void)error, (void)user;
+    if (s == NULL) return 0;
+    nghttp2_session_set_stream_user_data(session, id, NULL);
+    hr_stream_close(s);
+    return 0;
+}
+
+/* The server was first to end: the client is told to stop sending. */
+static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
+    (void)user;
+    if (frame->hd.type != NGHTTP2_HEADERS || !(frame->hd.flags & NGHTTP2_FLAG_END_STREAM)) return 0;
+    hr_stream *s = stream_of(session, frame->hd.stream_id);
+    if (s && !s->half_closed) nghttp2_submit_rst_stream(session, 0, frame->hd.stream_id, NGHTTP2_NO_ERROR);
+    return 0;
+}
+
+static int on_send_data(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t length,
+                        nghttp2_data_source *source, void *user) {
+    hr_connection *c = user;
+    (void)session, (void)frame;
+    if (c->out.pending >= HR_OUTPUT_CAP) return NGHTTP2_ERR_WOULDBLOCK;
+    if (hr_output_copy(&c->out, head, 9) < 0 || hr_stream_write(source->ptr, length) < 0)
+        return NGHTTP2_ERR_CALLBACK_FAILURE;
+    return 0;
+}
+
+static ssize_t on_frame_size(nghttp2_session *session, uint8_t type, int32_t id, int32_t connection_window,
+                             int32_t stream_window, uint32_t peers_frame, void *user) {
+    (void)session, (void)type, (void)id, (void)user;
+    int64_t n = connection_window < stream_window ? connection_window : stream_window;
+    if (n > (int64_t)peers_frame) n = peers_frame;
+    return (ssize_t)(n > HR_SEND_FRAME ? HR_SEND_FRAME : n < 1 ? 1 : n);
+}
+
+int hr_connections_init(void) {
+    if (callbacks != NULL) return 0;
+    if (nghttp2_session_callbacks_new(&callbacks) != 0 || nghttp2_option_new(&options) != 0) return -1;
+    nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, on_begin_headers);
+    nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
+    nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, on_frame);
+    nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, on_begin_frame);
+    nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data);
+    nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_stream_close);
+    nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, on_frame_sent);
+    nghttp2_session_callbacks_set_send_data_callback(callbacks, on_send_data);
+    nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, on_frame_size);
+    nghttp2_option_set_no_auto_window_update(options, 1);
+    nghttp2_option_set_no_closed_streams(options, 1);
+    nghttp2_option_set_stream_reset_rate_limit(options, 1000, 33);
+    nghttp2_option_set_max_continuations(options, 8);
+    nghttp2_option_set_max_settings(options, 32);
+    nghttp2_option_set_max_outbound_ack(options, 1000);
+    return 0;
+}
+
+/* ---- reading ---- */
+
+static int give(hr_connection *c, const uint8_t *data, size_t length) {
+    return nghttp2_session_mem_recv(c->session, data, length) == (ssize_t)length ? 0 : -1;
+}
+
+/* Room in the message that this DATA frame continues. */
+static size_t direct_room(const hr_connection *c) {
+    const hr_stream *s = c->direct;
+    if (s == NULL) return 0;
+    size_t room = s->in.room - s->in.count;
+    if (room > c->frame_left) room = c->frame_left;
+    return room >= HR_DIRECT ? room : 0;
+}
+
+/* One read: 1 there may be more, 0 not now, -1 the peer is gone. */
+static int read_once(hr_connection *c) {
+    size_t direct = direct_room(c);
+    struct iovec parts[2] = {{direct ? c->direct->in.data + c->direct->in.count : NULL, direct}, {c->io->buffer, HR_READ}};
+    ssize_t bytes = readv(c->fd, direct ? parts : parts + 1, direct ? 2 : 1);
+    if (bytes < 0 && errno == EINTR) return 1;
+    if (bytes < 0) return errno == EAGAIN ? 0 : -1;
+    if (bytes == 0) return -1;
+    size_t first = (size_t)bytes < direct ? (size_t)bytes : direct;
+    if (first > 0 && give(c, parts[0].iov_base, first) < 0) return -1;
+    if ((size_t)bytes > first && give(c, c->io->buffer, (size_t)bytes - first) < 0) return -1;
+    return (size_t)bytes == direct + HR_READ;
+}
+
+void hr_connection_read(hr_connection *c) {
+    int more = 1;
+    for (int i = 0; i < HR_READS && more > 0 && !c->broken; i++) more = read_once(c);
+    if (more < 0) c->broken = true;
+    hr_connection_touch(c);
+}
+
+/* ---- sending ---- */
+
+void hr_connection_touch(hr_connection *c) {
+    if (c->dirty) return;
+    c->dirty = true;
+    c->dirty_next = c->io->dirty;
+    c->io->dirty = c;
+}
+
+static void want_writable(hr_connection *c, bool wanted) {
+    if (c->writable_wanted == wanted) return;
+    c->writable_wanted = wanted;
+    struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = c};
+    epoll_ctl(c->io->epoll, EPOLL_CTL_MOD, c->fd, &event);
+}
+
+/* Takes over what the session has to say, up to the cap: 0, or -1. */
+static int collect(hr_connection *c) {
+    const uint8_t *data;
+    while (c->out.pending < HR_OUTPUT_CAP) {
+        ssize_t bytes = nghttp2_session_mem_send(c->session, &data);
+        if (bytes < 0) return -1;
+        if (bytes == 0) return 0;
+        if (hr_output_copy(&c->out, data, (size_t)bytes) < 0) return -1;
+    }
+    return 0;
+}
+
+static void read_on(hr_connection *c) {
+    while (c->wanting) {
+        hr_stream *s = c->wanting;
+        c->wanting = s->wants_next;
+        s->wants = false;
+        hr_stream_read_on(s);
+    }
+}
+
+/* Everything that can be sent now. False: the connection is over. */
+static bool say(hr_connection *c) {
+    for (;;) {
+        read_on(c);
+        if (c->broken || collect(c) < 0) return false;
+        if (c->out.pending == 0 && c->wanting == NULL) break;
+        int sent = hr_output_flush(c->io, &c->out, c->fd);
+        if (sent < 0) return false;
+        want_writable(c, sent == 0);
+        if (sent == 0) return true;
+    }
+    return nghttp2_session_want_read(c->session) || nghttp2_session_want_write(c->session);
+}
+
+void hr_connections_say(hr_io *io) {
+    while (io->dirty) {
+        hr_connection *c = io->dirty;
+        io->dirty = c->dirty_next;
+        bool on = say(c);
+        c->dirty = false;
+        if (!on) hr_connection_close(c);
+    }
+}
+
+/* ---- its beginning and end ---- */
+
+static int greet(hr_connection *c) {
+    nghttp2_settings_entry settings[] = {
+        {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, HR_STREAMS}, {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, HR_STREAM_WINDOW},
+        {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, HR_FRAME},           {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, HR_HEADER_BYTES},
+        {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
+    };
+    if (nghttp2_session_server_new2(&c->session, callbacks, c, options) != 0) return -1;
+    if (nghttp2_submit_settings(c->session, 0, settings, sizeof settings / sizeof *settings) != 0) return -1;
+    return nghttp2_session_set_local_window_size(c->session, 0, 0, HR_CONNECTION_WINDOW);
+}
+
+void hr_connection_new(hr_io *io, int fd) {
+    int one = 1;
+    hr_connection *c = calloc(1, sizeof *c);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    if (c == NULL) {
+        close(fd);
+        atomic_fetch_sub(&io->connection_count, 1);
+        return;
+    }
+    c->io = io;
+    c->fd = fd;
+    c->older = io->connections;
+    if (c->older) c->older->newer = c;
+    io->connections = c;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* not for a Unix socket */
+    if (greet(c) != 0 || epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+        hr_connection_close(c);
+        return;
+    }
+    hr_connection_touch(c);
+}
+
+/* Not a GOAWAY yet: a client would come back on a new connection, when it is to be told that the server ends. */
+void hr_connection_drain(hr_connection *c) {
+    for (hr_stream *s = c->streams, *older; s; s = older) {
+        older = s->older;
+        hr_infer_drain(s);
+    }
+}
+
+void hr_connection_go(hr_connection *c) {
+    nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(c->session),
+                          NGHTTP2_NO_ERROR, NULL, 0);
+    hr_connection_touch(c);
+}
+
+static void forget_dirty(hr_connection *c) {
+    for (hr_connection **at = &c->io->dirty; *at; at = &(*at)->dirty_next)
+        if (*at == c) {
+            *at = c->dirty_next;
+            return;
+        }
+}
+
+void hr_connection_close(hr_connection *c) {
+    hr_io *io = c->io;
+    if (c->dirty) forget_dirty(c);
+    c->dirty = true; /* its streams' ends need no wake-up */
+    while (c->streams) hr_stream_close(c->streams); /* nghttp2_session_del calls nobody */
+    hr_output_clear(io, &c->out);
+    nghttp2_session_del(c->session);
+    close(c->fd);
+    if (c->newer) c->newer->older = c->older;
+    else io->connections = c->older;
+    if (c->older) c->older->newer = c->newer;
+    atomic_fetch_sub(&io->connection_count, 1);
+    free(c);
+}

@@ -1,0 +1,312 @@
+/* native_state.h: what the parts of the native front end know of each other; for native_*.c alone. */
+#ifndef HR_NATIVE_STATE_H
+#define HR_NATIVE_STATE_H
+
+#include <nghttp2/nghttp2.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "dispatch.h"
+#include "dispatch_deadlines.h"
+#include "native.h"
+
+enum {
+    HR_PREFIX = 5,                  /* bytes before a gRPC message: a flag and a length */
+    HR_HEADER_BYTES = 16 << 10,     /* of a call's headers at most, counted as HTTP/2 counts them */
+    HR_STREAMS = 1024,              /* of a connection at most */
+    HR_STREAM_WINDOW = 4 << 20,     /* bytes */
+    HR_CONNECTION_WINDOW = 32 << 20,
+    HR_FRAME = 1 << 20,             /* what a peer may put into one frame */
+    HR_SEND_FRAME = 256 << 10,      /* what we put into one, if the peer lets us */
+    HR_OUTPUT_CAP = 1 << 20,        /* bytes that a connection takes over from its streams at once */
+    HR_REFER = 2048,                /* payloads from this size are referred to, smaller ones copied */
+    HR_READ = 16 << 10,             /* the side buffer of a read */
+    HR_DIRECT = 4096,               /* rest of a frame from which the socket is read straight into a message */
+    HR_READS = 8,                   /* of one connection in one wake-up */
+    HR_FIRST_ROOM = 64 << 10,       /* what a message gets before more of it has come */
+    HR_KEEP = 16 << 10,             /* answers up to this size are encoded whole */
+    HR_HELD_BYTES = 32 << 20,       /* of answers that lie in output arenas, of one thread */
+    HR_WINDOW = 64,                 /* requests in flight on one stream */
+    HR_READ_AHEAD = 64 << 20,       /* bytes of a stream's requests without answers, or answers not sent */
+    HR_READ_TO_REFUSE = 64 << 20,   /* a message that is too large by no more is read, to be refused in its turn */
+    HR_PINGS = 10000,               /* in a row, without a call */
+    HR_IDLE_FRAMES = 100000,        /* frames in a row that carry nothing */
+    HR_PATH = 256                   /* of a method */
+};
+
+typedef struct hr_io hr_io;
+typedef struct hr_connection hr_connection;
+typedef struct hr_stream hr_stream;
+typedef struct hr_entry hr_entry;
+
+/* ---- native_output.c: what goes out ---- */
+
+/* A gRPC message with its prefix. The stream's queue holds it, and each piece of it in a connection's output. */
+typedef struct hr_message {
+    struct hr_message *next; /* of the stream's queue */
+    uint32_t holders;
+    uint32_t segment_count;
+    uint64_t length;
+    hr_segment *segments;
+    /* A held answer's payloads lie in the output arena of its lane. */
+    bool held;
+    bool charged;    /* to answer_bytes: its payloads lie in `copy` */
+    uint32_t lane;
+    uint32_t slot;
+    bool has_answer;
+    uint8_t *copy;
+    struct hr_message *older, *newer; /* held answers of the thread */
+} hr_message;
+
+/* `room` bytes for prefix and head, which lie behind the segments; NULL when memory is out. */
+hr_message *hr_message_new(uint32_t segments, size_t room);
+static inline uint8_t *hr_message_bytes(hr_message *m, uint32_t segments) {
+    return (uint8_t *)(m + 1) + segments * sizeof(hr_segment);
+}
+void hr_put_prefix(uint8_t *to, uint64_t length);
+void hr_message_drop(hr_io *io, hr_message *m);
+void hr_message_hold(hr_io *io, hr_message *m, const hr_answer *answer);
+void hr_messages_leave_lane(hr_io *io, uint32_t lane); /* copies what is held of it */
+void hr_messages_leave_arena(hr_io *io);               /* copies the oldest, while too much is held */
+
+/* A piece of a connection's output: of a message's segment, or of the connection's own bytes (message NULL). */
+typedef struct hr_piece {
+    hr_message *message;
+    uint32_t segment;
+    uint32_t length;
+    size_t offset;
+} hr_piece;
+
+typedef struct hr_output_queue {
+    uint8_t *bytes;
+    size_t byte_count, byte_room;
+    hr_piece *pieces;
+    uint32_t first, count, room;
+    size_t pending; /* bytes of all pieces */
+} hr_output_queue;
+
+int hr_output_copy(hr_output_queue *q, const uint8_t *data, size_t length);
+int hr_output_refer(hr_output_queue *q, hr_message *m, uint32_t segment, size_t offset, size_t length);
+int hr_output_flush(hr_io *io, hr_output_queue *q, int fd); /* 1: all sent, 0: the socket is full, -1: broken */
+void hr_output_clear(hr_io *io, hr_output_queue *q);
+
+/* ---- native_stream.c: one call ---- */
+
+enum hr_method {
+    HR_METHOD_NONE, /* headers are still coming */
+    HR_METHOD_INFER,
+    HR_METHOD_STREAM_INFER,
+    HR_METHOD_RPC,
+    HR_METHOD_OVER /* answered: what still comes is dropped */
+};
+
+/* A message on its way in. */
+typedef struct hr_incoming {
+    uint8_t prefix[HR_PREFIX];
+    uint8_t prefix_count;
+    bool compressed;
+    uint32_t length;
+    uint32_t count;
+    uint32_t room;
+    uint8_t *data; /* NULL: nothing of it is kept yet */
+} hr_incoming;
+
+/* One request of a ModelStreamInfer stream, or the one of a ModelInfer call. Its address is the dispatcher's token. */
+struct hr_entry {
+    hr_entry *newer, *older; /* of the stream; free ones are linked by newer */
+    hr_stream *stream;
+    uint64_t handle;
+    uint64_t size; /* of the request */
+    bool in_flight;
+    bool unordered;
+    hr_message *message; /* the answer */
+    int code;            /* of a failed one */
+    char *text;          /* its words, where the stream ends with them */
+};
+
+struct hr_stream {
+    hr_timer timer; /* first: a timer is its stream. Runs while no dispatcher or Python watches the deadline */
+    hr_connection *connection;
+    hr_stream *newer, *older; /* of the connection; free ones are linked by newer */
+    hr_stream *wants_next;    /* of the connection's streams that may be read on */
+    bool wants;
+    int32_t id;
+    enum hr_method method, wanted; /* what it is, and what its path will make it */
+    bool post, grpc;
+    uint8_t encoding; /* of compressed messages: hr_encoding */
+    bool half_closed;  /* by the client */
+    bool headers_sent; /* response headers were submitted */
+    bool ending;       /* trailers follow what is queued */
+    bool deferred;     /* nghttp2 waits for hr_stream_resume */
+    bool counted;      /* among max_calls */
+    bool fail_fast;    /* triton_grpc_error: the first failed request ends the stream */
+    uint32_t header_bytes;
+    int64_t arrival_ns;
+    int64_t deadline_ns;
+    size_t path_length;
+    char path[HR_PATH];
+    /* in */
+    hr_incoming in;
+    uint8_t *pending; /* bytes that may not be read yet */
+    size_t pending_count, pending_room;
+    uint32_t withheld; /* of the stream's window */
+    /* out */
+    hr_message *first, **last;
+    uint32_t segment; /* of the first */
+    size_t offset;    /* within that */
+    uint64_t queued;  /* bytes */
+    int status;
+    hr_view text; /* of the status: memory of its own */
+    bool retry;
+    nghttp2_nv *trailers; /* of an rpc; memory of its own */
+    uint32_t trailer_count;
+    /* infer */
+    hr_entry entry; /* ModelInfer's */
+    hr_entry *oldest_entry, *newest_entry; /* ModelStreamInfer's, until their answers are queued */
+    uint32_t open;     /* requests whose answers have not left the stream */
+    uint32_t waiting;  /* those without an answer */
+    uint64_t kept;     /* bytes of those */
+    uint64_t answered; /* bytes of finished answers */
+    uint64_t latest;   /* bytes of the latest one */
+    bool drained;      /* the server ends: nothing more is read */
+    /* rpc */
+    hr_rpc *rpc;
+    hr_header *headers; /* while they come, then the event's */
+    uint32_t header_count, header_room;
+};
+
+int hr_stream_open(hr_connection *c, int32_t id);
+int hr_stream_header(hr_stream *s, hr_view name, hr_view value);
+void hr_stream_begin(hr_stream *s);                                 /* all headers are here */
+void hr_stream_feed(hr_stream *s, const uint8_t *data, size_t length); /* DATA */
+void hr_stream_wants_reading(hr_stream *s); /* it may no longer be full: hr_stream_read_on, after the sending */
+void hr_stream_read_on(hr_stream *s);
+void hr_stream_half_close(hr_stream *s);
+void hr_stream_close(hr_stream *s); /* it is gone: frees it */
+void hr_stream_send(hr_stream *s, hr_message *m);
+void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry);
+void hr_stream_fail(hr_stream *s, int code, const char *text);
+void hr_stream_submit_headers(hr_stream *s, const nghttp2_nv *extra, uint32_t count);
+ssize_t hr_stream_read_length(hr_stream *s, size_t most, uint32_t *flags);
+int hr_stream_write(hr_stream *s, size_t length);
+bool hr_stream_is_full(const hr_stream *s);
+void hr_stream_expire(hr_stream *s);
+
+/* ---- native_metadata.c ---- */
+
+int64_t hr_parse_timeout_ns(hr_view value); /* -1: not one */
+size_t hr_percent_encode(hr_view text, char *to); /* room for three times as much */
+bool hr_is_grpc(hr_view content_type);
+int hr_as_triton(bool triton, int code, int transient, hr_view text, char *to, size_t room, hr_view *told);
+
+/* ---- native_compression.c ---- */
+
+enum hr_encoding { HR_IDENTITY, HR_GZIP, HR_DEFLATE, HR_UNKNOWN_ENCODING };
+
+enum hr_encoding hr_encoding_of(hr_view name);
+
+/* The message's length, in *out, which is the caller's to free; or -1 with *err. */
+int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint8_t **out, hr_error *err);
+
+/* ---- native_infer.c ---- */
+
+void hr_infer_begin(hr_stream *s);
+void hr_infer_message(hr_stream *s, const uint8_t *data, size_t length);
+void hr_infer_half_closed(hr_stream *s);
+void hr_infer_answers(hr_io *io);
+void hr_infer_lost(hr_io *io, uint32_t lane);         /* the worker is gone */
+void hr_infer_sent(hr_stream *s, uint64_t length);    /* a message has left the stream */
+void hr_infer_leave(hr_stream *s);                    /* the client is gone, or answered */
+void hr_infer_drain(hr_stream *s);
+bool hr_infer_is_full(const hr_stream *s);
+
+/* ---- native_rpc.c ---- */
+
+void hr_rpc_begin(hr_stream *s);
+void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length);
+void hr_rpc_half_closed(hr_stream *s);
+void hr_rpc_sent(hr_stream *s);
+void hr_rpc_leave(hr_stream *s);
+bool hr_rpc_is_full(const hr_stream *s);
+
+/* ---- native_connection.c ---- */
+
+struct hr_connection {
+    hr_io *io;
+    int fd;
+    nghttp2_session *session;
+    hr_connection *newer, *older; /* of the thread */
+    hr_connection *dirty_next;
+    bool dirty, broken, writable_wanted;
+    hr_stream *streams;
+    hr_stream *wanting; /* reading */
+    uint32_t stream_count;
+    hr_output_queue out;
+    /* the DATA frame that is being read */
+    uint32_t frame_left;
+    bool frame_padded;
+    hr_stream *direct; /* whose message the socket is read into */
+    /* what a peer may not do for ever */
+    uint32_t pings, idle_frames;
+};
+
+int hr_connections_init(void);
+void hr_connection_new(hr_io *io, int fd);
+void hr_connection_read(hr_connection *c);
+void hr_connection_touch(hr_connection *c); /* it has something to say in this wake-up */
+void hr_connections_say(hr_io *io);         /* what they have, and end those that are over */
+void hr_connection_drain(hr_connection *c); /* its streams are read no further */
+void hr_connection_go(hr_connection *c);    /* GOAWAY */
+void hr_connection_close(hr_connection *c);
+
+/* ---- native_thread.c ---- */
+
+/* Something that another thread wants done on an I/O thread. */
+typedef struct hr_command {
+    struct hr_command *next;
+    void (*run)(hr_io *io, struct hr_command *command); /* frees it, unless somebody waits for it */
+} hr_command;
+
+struct hr_io {
+    hr_native *native;
+    uint32_t number;
+    pthread_t thread;
+    int epoll, wake;
+    hr_dispatch *dispatch;
+    hr_deadlines deadlines; /* of streams */
+    hr_connection *connections;
+    hr_connection *dirty;
+    hr_stream *free_streams;
+    hr_entry *free_entries;
+    hr_message *held_oldest, *held_newest;
+    uint64_t held_bytes;
+    int64_t now_ns;
+    bool draining, stopping;
+    uint8_t *buffer; /* HR_READ bytes */
+    hr_answer answer;
+    _Atomic uint32_t connection_count;
+    pthread_mutex_t lock; /* guards commands */
+    hr_command *first_command, **last_command;
+};
+
+struct hr_native {
+    hr_native_options options;
+    int listener;
+    hr_io *ios;
+    uint32_t started_threads;
+    _Atomic bool started;
+    _Atomic uint64_t in_flight, calls, streams, answer_bytes, refused_draining;
+    _Atomic uint64_t rejected[HR_LAST_CODE + 1];
+    pthread_mutex_t event_lock;
+    hr_event *first_event, **last_event;
+    int event_fd;
+    _Atomic uint64_t rpc_number;
+};
+
+void hr_io_post(hr_io *io, hr_command *command);
+void hr_io_ask(hr_io *io, void (*what)(hr_io *, void *), void *argument); /* has it done there, and waits for it */
+int hr_io_watch(hr_io *io, int fd, void *who);
+hr_stream *hr_stream_of_timer(hr_timer *timer);
+void hr_count(_Atomic uint64_t *counter, int64_t by);
+
+#endif
