@@ -97,7 +97,7 @@ WRONG = {
     "{'y': x[1:]}": "output 'y' has 1 rows (shape [1, 4]); expected 2, as many as the inputs",
     "{'y': x[:, 1:]}": "output 'y' has shape [2, 3]; expected [2, 4]",
     "{'y': x[0]}": "output 'y' has 4 rows (shape [4]); expected 2, as many as the inputs",
-    "{'y': x[0, 0] + np.zeros((), 'f4')[()]}": "output 'y' is a float32; expected a numpy array of float32",
+    "{'y': x[0, 0] + np.zeros((), 'f4')[()]}": "output 'y' has shape []; expected [2, 4]",
     "{'y': np.array(1, 'f4')}": "output 'y' has shape []; expected [2, 4]",
 }
 

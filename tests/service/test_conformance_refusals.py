@@ -67,7 +67,7 @@ REFUSALS = {
         ["unexpected inference output 'OUTPUT9' for model 'simple'"]),
     "classification": (
         lambda r: r.outputs.add(name="OUTPUT0").parameters["classification"].CopyFrom(
-            pb.InferParameter(int64_param=0)), "INVALID_ARGUMENT", ["classification"]),
+            pb.InferParameter(string_param="two")), "INVALID_ARGUMENT", ["classification"]),
     "shared memory": (
         lambda r: r.inputs[0].parameters["shared_memory_region"].CopyFrom(
             pb.InferParameter(string_param="region")),
