@@ -51,6 +51,10 @@ cdef extern from "hr_spec.h" nogil:
         uint32_t output_count
         hr_tensor_spec inputs[64]
         hr_tensor_spec outputs[64]
+    ctypedef struct hr_known:
+        hr_view name
+        hr_view version
+        hr_view why
     ctypedef struct hr_table:
         uint32_t count
     hr_datatype hr_datatype_of(hr_view name) noexcept
@@ -60,6 +64,7 @@ cdef extern from "hr_spec.h" nogil:
     void hr_spec_drop(hr_spec *spec) noexcept
     hr_table *hr_table_new(hr_spec **specs, uint32_t count, hr_error *err) noexcept
     void hr_table_drop(hr_table *table) noexcept
+    int hr_table_know(hr_table *table, const hr_known *known, uint32_t count, hr_error *err) noexcept
     hr_spec *hr_table_find(const hr_table *table, hr_view name, hr_view version, hr_error *err) noexcept
 
 
@@ -175,3 +180,9 @@ cdef extern from "hr_encode.h" nogil:
 
 cdef class Spec:
     cdef hr_spec *ptr
+
+
+cdef class Known:
+    cdef hr_known *rows
+    cdef uint32_t count
+    cdef list keep

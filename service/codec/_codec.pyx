@@ -62,6 +62,22 @@ cdef class Spec:
         hr_spec_drop(self.ptr)
 
 
+cdef class Known:
+    """What a table knows besides its specs: (name, version, why) of each version that is not served."""
+
+    def __init__(self, rows):
+        self.keep = [[text.encode() for text in row] for row in rows]
+        self.count = len(self.keep)
+        self.rows = <hr_known *>PyMem_Malloc(max(1, self.count) * sizeof(hr_known))
+        if self.rows == NULL:
+            raise MemoryError
+        for i, (name, version, why) in enumerate(self.keep):
+            self.rows[i].name, self.rows[i].version, self.rows[i].why = view(name), view(version), view(why)
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+
+
 cdef int fill_draft(hr_spec *draft, object model, int id, int worker, list strings) except -1:
     memset(draft, 0, sizeof(hr_spec))
     strings += [model.name.encode(), model.version.encode()]
@@ -242,9 +258,13 @@ def validate(Spec spec not None, bytes message, size_t piece=1 << 20):
     }
 
 
-def find(list specs, str name, str version):
-    """The index of the spec that a request for this name and version is for; RequestError when there is none."""
+def find(list specs, str name, str version, known=()):
+    """The index of the spec that a request for this name and version is for; RequestError when there is none.
+
+    `known`: (name, version, why) of what is not served.
+    """
     cdef hr_error err
+    cdef Known also = Known(known)
     cdef bytes n = name.encode(), v = version.encode()
     cdef hr_spec **pointers = <hr_spec **>PyMem_Malloc(max(1, len(specs)) * sizeof(void *))
     for i, spec in enumerate(specs):
@@ -253,7 +273,9 @@ def find(list specs, str name, str version):
     PyMem_Free(pointers)
     if table == NULL:
         raise_error(&err)
-    cdef hr_spec *found = hr_table_find(table, view(n), view(v), &err)
+    cdef hr_spec *found = NULL
+    if hr_table_know(table, also.rows, also.count, &err) == 0:
+        found = hr_table_find(table, view(n), view(v), &err)
     hr_table_drop(table)
     if found == NULL:
         raise_error(&err)

@@ -1,5 +1,8 @@
 #include "hr_spec.h"
 
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static const struct {
@@ -184,7 +187,8 @@ hr_table *hr_table_new(hr_spec *const *specs, uint32_t count, hr_error *err) {
         hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for a table of %u models", count);
         return NULL;
     }
-    table->count = 0;
+    table->count = table->known_count = 0;
+    table->known = NULL;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = table->count++;
         for (; at > 0 && spec_order(table->specs[at - 1], specs[i]) > 0; at--) table->specs[at] = table->specs[at - 1];
@@ -202,7 +206,31 @@ hr_table *hr_table_new(hr_spec *const *specs, uint32_t count, hr_error *err) {
 void hr_table_drop(hr_table *table) {
     if (table == NULL) return;
     for (uint32_t i = 0; i < table->count; i++) hr_spec_drop(table->specs[i]);
+    free(table->known);
     free(table);
+}
+
+static hr_view copied(unsigned char **at, hr_view v) {
+    hr_view copy = {*at, v.length};
+    if (v.length > 0) memcpy(*at, v.data, v.length);
+    *at += v.length;
+    return copy;
+}
+
+int hr_table_know(hr_table *table, const hr_known *known, uint32_t count, hr_error *err) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) bytes += known[i].name.length + known[i].version.length + known[i].why.length;
+    if (count == 0) return 0;
+    table->known = malloc(count * sizeof(hr_known) + bytes);
+    if (table->known == NULL) return hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for %u names of models", count);
+    unsigned char *at = (unsigned char *)(table->known + count);
+    for (uint32_t i = 0; i < count; i++) {
+        table->known[i].name = copied(&at, known[i].name);
+        table->known[i].version = copied(&at, known[i].version);
+        table->known[i].why = copied(&at, known[i].why);
+    }
+    table->known_count = count;
+    return 0;
 }
 
 /* How many specs come before every version of `name`, or with `after` behind them. */
@@ -216,6 +244,69 @@ static uint32_t bound_of(const hr_table *table, hr_view name, int after) {
     return low;
 }
 
+/* With so many names and so much of each, what is served fits, and with it the longest message of say_not_found. */
+enum { SERVED_SHOWN = 8, SERVED_NAME = 24, SERVED_TEXT = 256 };
+
+static void __attribute__((format(printf, 2, 3))) append(char text[SERVED_TEXT], const char *format, ...) {
+    size_t at = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text + at, SERVED_TEXT - at, format, arguments);
+    va_end(arguments);
+}
+
+/* "; served: 'a', 'b' and 3 more": the names in the table. */
+static const char *served_names(char text[SERVED_TEXT], const hr_table *table) {
+    uint32_t shown = 0, more = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; table != NULL && i < table->count; i++) {
+        hr_view name = table->specs[i]->name;
+        if (i > 0 && name_order(table->specs[i - 1]->name, name) == 0) continue;
+        if (shown == SERVED_SHOWN) more++;
+        else append(text, "%s'%.*s'", shown++ ? ", " : "; served: ", hr_shown_up_to(name, SERVED_NAME), (const char *)name.data);
+    }
+    if (more) append(text, " and %" PRIu32 " more", more);
+    return shown ? text : "; no model is served";
+}
+
+/* "; served: 1, 2": the versions of one model. */
+static const char *served_versions(char text[SERVED_TEXT], const hr_table *table, uint32_t first, uint32_t end) {
+    text[0] = '\0';
+    for (uint32_t i = first; i < end && i < first + SERVED_SHOWN; i++)
+        append(text, "%s%" PRIu64, i > first ? ", " : "; served: ", table->specs[i]->number);
+    if (end - first > SERVED_SHOWN) append(text, " and %" PRIu32 " more", end - first - SERVED_SHOWN);
+    return text;
+}
+
+/* What is known of a version that is not served, or of any version of the model when `number` is 0; or NULL. A row without
+ * a number stands for any. */
+static const hr_known *known_of(const hr_table *table, hr_view name, uint64_t number) {
+    for (uint32_t i = 0; table != NULL && i < table->known_count; i++) {
+        const hr_known *known = &table->known[i];
+        if (name_order(known->name, name) != 0) continue;
+        if (number == 0 || known->version.length == 0 || number_of(known->version) == number) return known;
+    }
+    return NULL;
+}
+
+/* Why no spec is there for it: the specs of its name, if any, are those from `first` to `end`. */
+static void say_not_found(const hr_table *table, hr_view name, hr_view version, uint32_t first, uint32_t end, hr_error *err) {
+    char served[SERVED_TEXT];
+    const hr_known *known = known_of(table, name, number_of(version));
+    if (version.length > 0 && known != NULL)
+        hr_fail(err, HR_UNAVAILABLE, "Request for unknown model: '%.*s' version %.*s is not at ready state: %.*s",
+                HR_NAME(name), HR_NAME(version), HR_NAME(known->why));
+    else if (first < end)
+        hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' version %.*s is not found%s", HR_NAME(name),
+                HR_NAME(version), served_versions(served, table, first, end));
+    else if (known != NULL)
+        hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' has no available versions: %.*s%s", HR_NAME(name),
+                HR_NAME(known->why), served_names(served, table));
+    else
+        hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' is not found%s", HR_NAME(name),
+                served_names(served, table));
+}
+
 hr_spec *hr_table_find(const hr_table *table, hr_view name, hr_view version, hr_error *err) {
     uint32_t first = bound_of(table, name, 0), end = bound_of(table, name, 1);
     uint64_t number = number_of(version);
@@ -226,14 +317,9 @@ hr_spec *hr_table_find(const hr_table *table, hr_view name, hr_view version, hr_
                 HR_NAME(version), HR_NAME(name));
         return NULL;
     }
-    if (first == end) {
-        hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' is not found", HR_NAME(name));
-        return NULL;
-    }
-    if (version.length == 0) return table->specs[end - 1];
+    if (version.length == 0 && first < end) return table->specs[end - 1];
     for (uint32_t i = first; i < end; i++)
         if (table->specs[i]->number == number) return table->specs[i];
-    hr_fail(err, HR_NOT_FOUND, "Request for unknown model: '%.*s' version %.*s is not found", HR_NAME(name),
-            HR_NAME(version));
+    say_not_found(table, name, version, first, end, err);
     return NULL;
 }

@@ -5,7 +5,8 @@
  * table, and every request in flight, whose answer needs the names. So a model may leave the table while its last
  * requests are still being answered. The thread also counts there what the model has in flight.
  *
- * A table is made whole and swapped whole, so that loading and unloading never show a state in between.
+ * A table is made whole and swapped whole, so that loading and unloading never show a state in between. It also knows
+ * what is not served and was, or will be: whoever asks for that is told so in Triton's words.
  */
 #ifndef HR_SPEC_H
 #define HR_SPEC_H
@@ -86,8 +87,17 @@ void hr_spec_drop(hr_spec *spec); /* NULL is allowed */
 /* The index of a tensor by name, or -1. `hint` is looked at first. */
 int hr_tensor_find(const hr_tensor_spec *tensors, uint32_t count, hr_view name, uint32_t hint);
 
+/* A version of a model that is not served; `version` is empty where no number is known yet. */
+typedef struct hr_known {
+    hr_view name;
+    hr_view version;
+    hr_view why; /* for the client: "it is being loaded" */
+} hr_known;
+
 typedef struct hr_table {
     uint32_t count;
+    uint32_t known_count;
+    hr_known *known;  /* one allocation, with what it points to */
     hr_spec *specs[]; /* by name, then by number */
 } hr_table;
 
@@ -95,7 +105,11 @@ typedef struct hr_table {
 hr_table *hr_table_new(hr_spec *const *specs, uint32_t count, hr_error *err);
 void hr_table_drop(hr_table *table); /* NULL is allowed */
 
-/* The spec that a request names, version "" being the highest one; NULL with the words of Triton in *err. */
+/* The table's copy of what is known and not served, once in its life; -1 with *err when memory is out. */
+int hr_table_know(hr_table *table, const hr_known *known, uint32_t count, hr_error *err);
+
+/* The spec that a request names, version "" being the highest one; NULL with the words of Triton in *err, and what
+ * is served instead. */
 hr_spec *hr_table_find(const hr_table *table, hr_view name, hr_view version, hr_error *err);
 
 #endif

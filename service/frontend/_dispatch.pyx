@@ -7,7 +7,8 @@ from libc.string cimport memset
 
 from fastqueue cimport _c
 from service.codec._codec cimport (
-    Spec, hr_encode, hr_encoded_bytes, hr_error, hr_request, hr_response, hr_scan, hr_spec, hr_table, hr_table_new, hr_view,
+    Known, Spec, hr_encode, hr_encoded_bytes, hr_error, hr_request, hr_response, hr_scan, hr_spec, hr_table, hr_table_drop,
+    hr_table_know, hr_table_new, hr_view,
 )
 
 from fastqueue.errors import ForkedHandle, LayoutMismatch
@@ -182,12 +183,13 @@ cdef class Dispatcher:
         finally:
             PyMem_Free(tokens)
 
-    def set_models(self, models) -> None:
-        """Replaces the table: (model id, lane, ModelSpec) each. RequestError: a spec is beyond the codec's limits, or
-        two have one name and version; the table is then as it was."""
+    def set_models(self, models, known=()) -> None:
+        """Replaces the table: (model id, lane, ModelSpec) each, and (name, version, why) of each version that is not served.
+        RequestError: a spec is beyond the codec's limits, or two have one name and version; the table is then as it was."""
         cdef hr_error err
         self.alive()
         cdef list specs = [Spec(model, id, lane) for id, lane, model in models]
+        cdef Known also = Known(known)
         cdef hr_spec **pointers = <hr_spec **>PyMem_Malloc(max(1, len(specs)) * sizeof(hr_spec *))
         if pointers == NULL:
             raise MemoryError()
@@ -195,7 +197,8 @@ cdef class Dispatcher:
             pointers[i] = (<Spec>spec).ptr
         cdef hr_table *table = hr_table_new(pointers, <uint32_t>len(specs), &err)
         PyMem_Free(pointers)
-        if table == NULL:
+        if table == NULL or hr_table_know(table, also.rows, also.count, &err) != 0:
+            hr_table_drop(table)
             raise RequestError(err.code, text_of(&err))
         hr_dispatch_set_table(self.d, table)
 

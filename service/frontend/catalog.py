@@ -21,6 +21,7 @@ from service.errors import NOT_READY, Unavailable
 from service.models.spec import ModelSpec
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"  # states that a worker tells of a version
+WHY = {"LOADING": "it is being loaded", "UNLOADING": "it is being unloaded"}  # of others it gives the reason
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,17 @@ class Catalog:
         """
         if not self.started:
             raise Unavailable(NOT_READY)
-        return self.entries[find([entry.codec_spec for entry in self.entries], name, version)]
+        specs = [entry.codec_spec for entry in self.entries]
+        return self.entries[find(specs, name, version, self.not_served())]
+
+    def not_served(self) -> list[tuple[str, str, str]]:
+        """(name, version, why) of each version that a worker has told of and does not serve."""
+        return [
+            (name, version, WHY.get(state, reason))
+            for name, rows in self.states.items()
+            for version, state, reason in rows
+            if state != READY
+        ]
 
     def select(self, name: str, version: str) -> list[Entry]:
         """All models; those of a name; or one version of it. Raises as `find` does when a name is not

@@ -47,8 +47,10 @@ class Lanes(Protocol):
     def close_lanes(self, lane: int) -> None:
         """The worker behind `lane` is gone: whoever waits for it is told."""
 
-    def set_models(self, models: list[tuple[int, int, ModelSpec]]) -> None:
-        """What is served from now on: (model id, lane, spec) each."""
+    def set_models(self, models: list[tuple[int, int, ModelSpec]], known: list[tuple[str, str, str]]) -> None:
+        """What is served from now on: (model id, lane, spec) each; and (name, version, why) of each version
+        that is known and is not.
+        """
 
 
 class Link:
@@ -124,6 +126,7 @@ class Links:
                 self._catalog.states.pop(body["model"], None)
                 if body["versions"]:
                     self._catalog.states[body["model"]] = body["versions"]
+                self._swap()
             elif message.kind == "done":
                 finish(link.calls.get(body["call"]), body["code"], body["message"])
             else:
@@ -150,7 +153,8 @@ class Links:
     def _swap(self) -> None:
         """Makes what the catalog has what the front-end threads send to."""
         entries = self._catalog.entries
-        self._lanes.set_models([(e.id, self._lane_of.get(e.worker, NO_LANE), e.spec) for e in entries])
+        models = [(e.id, self._lane_of.get(e.worker, NO_LANE), e.spec) for e in entries]
+        self._lanes.set_models(models, self._catalog.not_served())
 
     def _on_end(self, link: Link, lane: int) -> None:
         self._lanes.close_lanes(lane)

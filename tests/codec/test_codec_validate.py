@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from codec_models import BATCHED, PLAIN, Model, Tensor, refused, request, validate
 
-from service.codec import RequestError, _codec
+from service.codec import RequestError
 
-INVALID, NOT_FOUND = 3, 5
+INVALID = 3
 
 
 # ---- what is accepted ----
@@ -266,46 +266,6 @@ def test_long_names_are_cut_at_a_character() -> None:
     model = replace(BATCHED, name="€" * 100, inputs=tuple(Tensor(f"{i}" + "x" * 90) for i in range(9)))
     text = refused(request(), model).message
     assert "..." in text and len(text.encode()) < 512 and "\ufffd" not in text
-
-
-# ---- which model ----
-
-
-def test_finds_a_model_by_name_and_version() -> None:
-    specs = [Model(name=n, version=v).spec() for n, v in [("b", "2"), ("a", "9"), ("b", "10"), ("ab", "1")]]
-    assert [
-        _codec.find(specs, *key) for key in [("b", ""), ("b", "2"), ("a", "9"), ("ab", ""), ("b", "010")]
-    ] == [2, 0, 1, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "code", "text"),
-    [
-        ("c", "", NOT_FOUND, "Request for unknown model: 'c' is not found"),
-        ("", "", NOT_FOUND, "Request for unknown model: '' is not found"),
-        ("b", "3", NOT_FOUND, "Request for unknown model: 'b' version 3 is not found"),
-        (
-            "b",
-            "x",
-            INVALID,
-            "failed to get model version from specified version string 'x' for model 'b': expected a "
-            "whole number above 0, or an empty string for the highest version",
-        ),
-        ("b", "0", INVALID, "failed to get model version from specified version string '0'"),
-        ("b", "-1", INVALID, "failed to get model version from specified version string '-1'"),
-        ("b", "18446744073709551617", INVALID, "failed to get model version"),
-    ],
-)
-def test_refuses_unknown_models_and_versions(name: str, version: str, code: int, text: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        _codec.find([Model(name="b", version="2").spec()], name, version)
-    assert caught.value.code == code
-    assert caught.value.message.startswith(text)
-
-
-def test_one_spec_for_a_name_and_version() -> None:
-    with pytest.raises(RequestError, match="expected one model 'm' of version 01, got two"):
-        _codec.find([Model().spec(), Model(version="01").spec()], "m", "")
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,28 @@ def test_what_is_no_request_or_does_not_fit_is_refused_and_holds_nothing() -> No
     assert refused(rig, b"\x0a").code == INVALID
     assert "for model 'm'" in refused(rig, request(model(inputs=("Q",)), row(1))).message
     unknown = refused(rig, request(model("other"), row(1)))
-    assert unknown.code == NOT_FOUND and unknown.message == "Request for unknown model: 'other' is not found"
+    assert unknown.code == NOT_FOUND
+    assert unknown.message == "Request for unknown model: 'other' is not found; served: 'm'"
     assert refused(rig, request(model(version="2"), row(1))).code == NOT_FOUND
     assert rig.at_rest()
 
 
 def test_no_models_at_all() -> None:
-    assert refused(Rig(), request(M, row(1))).code == NOT_FOUND
+    refusal = refused(Rig(), request(M, row(1)))
+    assert refusal.code == NOT_FOUND
+    assert refusal.message == "Request for unknown model: 'm' is not found; no model is served"
+
+
+def test_what_is_known_and_not_served_is_told_as_it_is_now() -> None:
+    rig = Rig()
+    rig.dispatcher.set_models([], [("m", "1", "it is being unloaded")])
+    assert refused(rig, request(model(version="1"), row(1))).code == UNAVAILABLE
+    rig.dispatcher.set_models([], [("m", "1", "unloaded")])
+    gone = refused(rig, request(model(version=""), row(1)))
+    words = "Request for unknown model: 'm' has no available versions: unloaded; no model is served"
+    assert (gone.code, gone.message) == (NOT_FOUND, words)
+    rig.dispatcher.set_models([])
+    assert "is not found" in refused(rig, request(M, row(1))).message
 
 
 def test_slots_are_bounded() -> None:

@@ -42,7 +42,7 @@ class Scripted:
     def close_lane(self, lane: int) -> list[int]:
         return self.tokens
 
-    def set_models(self, models: list[tuple[int, int, ModelSpec]]) -> None:
+    def set_models(self, models: list[tuple[int, int, ModelSpec]], known: object = ()) -> None:
         pass
 
 

@@ -62,6 +62,9 @@ class Control:
         return self.wire.call("ModelConfig", pb.ModelConfigRequest(name=name)).config.max_batch_size
 
 
+NOT_READY = "Request for unknown model: 'one' version 1 is not at ready state"
+
+
 def refused(call: Callable, *arguments, **named) -> tuple[str, str]:
     """Status and words of a call that must fail."""
     with pytest.raises(grpc.RpcError) as raised:
@@ -169,8 +172,10 @@ def test_load_infer_unload(start) -> None:
     assert not control.is_ready("one")
     assert control.state("one") == [("1", "UNAVAILABLE", "unloaded")]
     code, text = control.wire.error(infer_request("one", x=rows(1)))
-    assert code == "NOT_FOUND"
-    assert "Request for unknown model: 'one'" in text
+    words = "Request for unknown model: 'one' has no available versions: unloaded; no model is served"
+    assert (code, text) == ("NOT_FOUND", words)
+    code, text = control.wire.error(infer_request("one", version="1", x=rows(1)))
+    assert (code, text) == ("UNAVAILABLE", f"{NOT_READY}: unloaded")
     assert control.wire.call("ServerReady").ready
     control.load("one")
     assert control.adds("one") == 1.0
@@ -338,7 +343,13 @@ def test_an_unload_answers_what_it_had_accepted_and_refuses_what_is_new(scripted
     unload.start()
     wait_until(lambda: control.state("one") == [("1", "UNLOADING", "")], "unloading")
     wait_until(lambda: not control.is_ready("one"), "not ready")
-    assert control.wire.error(infer_request("one", x=rows(1)))[0] == "NOT_FOUND"
+    code, text = control.wire.error(infer_request("one", x=rows(1)))
+    assert (code, "'one' has no available versions: it is being unloaded" in text) == ("NOT_FOUND", True)
+    unloading = ("UNAVAILABLE", f"{NOT_READY}: it is being unloaded")
+    assert control.wire.error(infer_request("one", version="1", x=rows(1))) == unloading
+    assert (
+        refused(control.wire.call, "ModelConfig", pb.ModelConfigRequest(name="one", version="1")) == unloading
+    )
     assert engine.closed == 0
     engine.gate.open()
     for i, future in enumerate(futures):

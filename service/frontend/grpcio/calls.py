@@ -167,6 +167,6 @@ class Calls:
                 give(sink, (token, Code.UNAVAILABLE, WORKER_GONE, False))
         self._tell_if_idle()
 
-    def set_models(self, models: list[tuple[int, int, ModelSpec]]) -> None:
-        """What is served from now on: (model id, lane, spec) each."""
-        self._dispatcher.set_models(models)
+    def set_models(self, models: list[tuple[int, int, ModelSpec]], known: list[tuple[str, str, str]]) -> None:
+        """What is served from now on, and what is known and is not."""
+        self._dispatcher.set_models(models, known)
