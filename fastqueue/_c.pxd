@@ -213,4 +213,4 @@ cdef extern from "fq_control.h" nogil:
     int fq_batch_reserve(fq_batch *, const fq_sizes *sizes, int wait) noexcept
     unsigned char *fq_batch_output(const fq_batch *, uint32_t output) noexcept
     int fq_batch_complete(fq_batch *, const fq_shape *) noexcept
-    void fq_batch_fail(fq_batch *, uint32_t status, const char *text) noexcept
+    void fq_batch_fail(fq_batch *, uint32_t status, uint32_t flags, const char *text) noexcept

@@ -191,13 +191,14 @@ cdef class Batch:
             _c.fq_batch_complete(self.batch, all_shapes)
         self.batch = NULL
 
-    def fail(self, uint32_t status, str message) -> None:
-        """Fails every request of the batch with a gRPC status code and a message."""
+    def fail(self, uint32_t status, str message, bint again=False) -> None:
+        """Fails every request of the batch with a gRPC status code and a message. `again`: the same requests may well
+        succeed a little later, and their clients are told so."""
         self.alive()
         data = message.encode("utf-8", "replace")
         cdef const char *text = data
         with nogil:
-            _c.fq_batch_fail(self.batch, status, text)
+            _c.fq_batch_fail(self.batch, status, _c.FQ_AGAIN if again else 0, text)
         self.batch = NULL
 
     def __reduce__(self):

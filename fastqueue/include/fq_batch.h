@@ -82,12 +82,13 @@ static inline int fq_batch_complete(fq_batch *b, const fq_shape *shapes) {
     return 0;
 }
 
-/* Fails every request of the batch with a gRPC status and a message. */
-static inline void fq_batch_fail(fq_batch *b, uint32_t status, const char *text) {
+/* Fails every request of the batch with a gRPC status and a message. `flags`: FQ_AGAIN, or 0. */
+static inline void fq_batch_fail(fq_batch *b, uint32_t status, uint32_t flags, const char *text) {
     fq_former *f = b->former;
     pthread_mutex_lock(&f->lock);
     b->model->share.credit_ns -= fq_now(f) - b->launched_ns;
     for (uint32_t i = 0; i < b->part_count; i++) {
+        if (!b->parts[i].request->status) b->parts[i].request->flags = flags;
         fq_request_error(f, b->parts[i].request, status, text);
         fq_request_part_done(f, b->parts[i].request);
     }

@@ -27,15 +27,15 @@ def run_batch(batch: Batch, instance: Instance, model: str) -> None:
         instance.execute(batch)
     except Exception as error:
         code, message = describe_failure(error, model)
+        answer_if_open(batch, code, message, again=isinstance(error, QueueFull))
     else:
-        code, message = Code.INTERNAL, f"model '{model}' returned without an answer"
-    answer_if_open(batch, code, message)
+        answer_if_open(batch, Code.INTERNAL, f"model '{model}' returned without an answer")
 
 
-def answer_if_open(batch: Batch, code: Code, message: str) -> None:
-    """Fails the batch, unless the engine has answered it."""
+def answer_if_open(batch: Batch, code: Code, message: str, again: bool = False) -> None:
+    """Fails the batch, unless the engine has answered it. `again`: its clients may come back later."""
     try:
-        batch.fail(code, message)
+        batch.fail(code, message, again)
     except QueueError:
         pass  # the usual case: the batch is done
 

@@ -183,7 +183,7 @@ class WarmBatch:
     def complete(self, shapes: Sequence[Sequence[int]]) -> None:
         self.answered = True
 
-    def fail(self, status: int, message: str) -> None:
+    def fail(self, status: int, message: str, again: bool = False) -> None:
         raise RuntimeError(message)
 
 

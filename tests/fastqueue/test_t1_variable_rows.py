@@ -252,6 +252,7 @@ def test_a_request_in_parts_that_fills_the_arena_itself_is_refused_and_not_waite
     assert batch is not None
     with pytest.raises(QueueFull, match="--spill-mb"):
         echo.compute(batch)
-    batch.fail(EXHAUSTED, "full")
-    assert list(echo.poll().values()) == [EXHAUSTED]
+    batch.fail(EXHAUSTED, "full", again=True)
+    done = echo.lane.poll()
+    assert done is not None and (done.status, done.message, done.again) == (EXHAUSTED, "full", True)
     echo.assert_clean()

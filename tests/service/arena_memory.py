@@ -19,3 +19,9 @@ def allocated_bytes(arena: str, pid: int | str = "self") -> int:
         except FileNotFoundError:
             pass  # closed in the meantime
     return sum(found.values())
+
+
+def mapped_arenas(arena: str, pid: int) -> set[str]:
+    """The inodes of all memfds `headrace-<arena>` that the process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if f"/memfd:headrace-{arena} " in line}

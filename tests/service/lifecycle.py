@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -31,24 +32,33 @@ sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.exe
 class Server:
     """The service with the model `affine`, ready when entered and gone when left.
 
-    `descriptors` is how many each of its processes may have; 0: as many as the tests.
+    `descriptors` is how many each of its processes may have; 0: as many as the tests. `others` are models of
+    gated_worker.py that are served beside `affine`.
     """
 
     def __init__(
-        self, folder: Path, execution_timeout_s: float = 300.0, descriptors: int = 0, **settings
+        self,
+        folder: Path,
+        execution_timeout_s: float = 300.0,
+        descriptors: int = 0,
+        others: Sequence[str] = (),
+        **settings,
     ) -> None:
         self._descriptors = descriptors
         self.model = folder / "affine.onnx"
-        self.model.write_text(str(execution_timeout_s))  # what gated_worker.py has to know, and its lock
+        self._paths = [self.model, *(folder / f"{name}.onnx" for name in others)]
+        for path in self._paths:
+            path.write_text(str(execution_timeout_s))  # what gated_worker.py has to know, and its lock
         self._log = open(folder / "log", "w+")
         self._settings = settings
-        self._lock = open(self.model)
+        self._locks = {path.stem: open(path) for path in self._paths}
 
     def __enter__(self) -> Server:
         from service.config import ServeConfig
 
         reader, writer = os.pipe()
-        config = ServeConfig((str(self.model),), **{"grpc_port": 0, "metrics_port": 0, "arena_mb": 16,
+        paths = tuple(map(str, self._paths))
+        config = ServeConfig(paths, **{"grpc_port": 0, "metrics_port": 0, "arena_mb": 16,
                              "output_arena_mb": 16, "ready_fd": writer, **self._settings})  # fmt: skip
         self.process = subprocess.Popen(
             [
@@ -79,19 +89,20 @@ class Server:
         self.process.wait(LIMIT_S)
         wait_until(lambda: not any(alive(child.pid) for child in children), "the end of every process")
         self._log.close()
-        self._lock.close()
+        for lock in self._locks.values():
+            lock.close()
 
     def log(self) -> str:
         """Everything the service has said."""
         return Path(self._log.name).read_text()
 
-    def shut(self) -> None:
-        """Batches wait from now on."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+    def shut(self, model: str = "affine") -> None:
+        """The model's batches wait from now on."""
+        fcntl.flock(self._locks[model], fcntl.LOCK_EX)
 
-    def open(self) -> None:
-        """Batches run again."""
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
+    def open(self, model: str = "affine") -> None:
+        """They run again."""
+        fcntl.flock(self._locks[model], fcntl.LOCK_UN)
 
     def signal(self, signum: int = signal.SIGTERM) -> None:
         self.process.send_signal(signum)
@@ -126,12 +137,16 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def metric(self, series: str) -> int:
+        """What a series (with its labels) of `/metrics` says now."""
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith(f"{series} "):
+                return int(float(line.split()[-1]))
+        raise AssertionError(f"no {series}")
+
     def in_flight(self) -> int:
         """Requests whose clients wait, as the metrics say."""
-        for line in self.get("/metrics")[1].splitlines():
-            if line.startswith("headrace_requests_in_flight "):
-                return int(float(line.split()[1]))
-        raise AssertionError("no headrace_requests_in_flight")
+        return self.metric("headrace_requests_in_flight")
 
 
 def alive(pid: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from arena_memory import allocated_bytes
 from scripted import ScriptedEngine, model_spec, tensor
 from waiting import wait_until
-from wire import done_response, infer_request, output, status_of
+from wire import done_response, infer_request, output, status_of, strings
 
 from service._pb import inference as pb
 
@@ -117,3 +117,22 @@ def test_requests_in_parts_larger_than_the_arena_at_once(serve):
     engine.gate.open()
     for call, first in zip(calls, (1, 101, 201), strict=True):
         check_widened(done_response(call), 20, first)
+
+
+def test_outputs_that_find_no_room_now_are_told_to_come_back(serve):
+    """The parts of a request of strings are collected, and fill the arena before the last one is there."""
+    spec = model_spec("same", [tensor("x", "BYTES", 1)], [tensor("y", "BYTES", 1)], max_batch_size=1)
+    _, wire = serve(ScriptedEngine(spec, lambda x: [x]), output_arena_mb=1, spill_mb=0)
+    call = wire.infer_later(infer_request("same", x=strings([[b"a" * 300_000]] * 4)))
+    assert status_of(call) == "RESOURCE_EXHAUSTED"
+    assert "--output-arena-mb" in call.details()
+    assert int(dict(call.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+    assert status_of(wire.infer_later(infer_request("same", x=strings([[b"a" * 300_000]])))) == "OK"
+
+
+def test_outputs_that_never_fit_are_not_told_to_come_back(serve):
+    spec = model_spec("same", [tensor("x", "BYTES", 1)], [tensor("y", "BYTES", 1)], max_batch_size=1)
+    _, wire = serve(ScriptedEngine(spec, lambda x: [x]), output_arena_mb=1, spill_mb=0)
+    call = wire.infer_later(infer_request("same", x=strings([[b"a" * (1 << 20)]])))
+    assert status_of(call) == "RESOURCE_EXHAUSTED"
+    assert "grpc-retry-pushback-ms" not in dict(call.trailing_metadata())

@@ -16,7 +16,8 @@ What is open is bounded, whether its answers wait for a worker, for their turn o
                       come to if they are as large as the latest one. Above either nothing more is read,
                       but one request always is
     a share           of the answers' memory (see `admission`): an answer that finds it used up is replaced
-                      by an error, in its turn
+                      by an error, in its turn. One that is written next, with nobody writing, needs none: the
+                      others lie here because of it
 
 An entry keeps what an error must name, the request's id, and not its tensors: those lie in the arena.
 
@@ -70,7 +71,7 @@ class Entry:
             self.fail(code, payload.decode())
             return
         try:
-            self.stream.check_share()
+            self.stream.check_share(self)
         except RequestError as error:
             self.fail(error.code, error.message)
         else:
@@ -204,9 +205,14 @@ class Stream:
         self._admission.drop(size)
         _wake(self._reader_waits)
 
-    def check_share(self) -> None:
-        """Raises RequestError when no further answer of this stream may lie here."""
-        if self._held >= self._admission.stream_share:
+    def _is_next(self, entry: Entry) -> bool:
+        """Whether the writer waits for this entry's answer."""
+        idle = self._writer_waits is not None and not self._writer_waits.done() and not self._writable
+        return idle and (entry.unordered or self._turns[0] is entry)
+
+    def check_share(self, entry: Entry) -> None:
+        """Raises RequestError when the answer of this entry may not lie here."""
+        if self._held >= self._admission.stream_share and not self._is_next(entry):
             raise self._admission.refusal(
                 f"{self._held} bytes of answers wait on this stream for a client that does not read them; a "
                 f"stream may have a quarter of --answer-mb, {self._admission.stream_share >> 20} MB"

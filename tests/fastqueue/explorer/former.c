@@ -53,7 +53,7 @@ static void run_launcher(void) {
     for (fq_batch *batch; (batch = fq_stream_next(&former, 0)) != NULL;) {
         if (!fq_batch_check(batch)) continue;
         if (fq_batch_reserve(batch, (fq_sizes[]){{8, NULL}}, 1) != FQ_RESERVED) {
-            fq_batch_fail(batch, FQ_UNAVAILABLE, "closed");
+            fq_batch_fail(batch, FQ_UNAVAILABLE, 0, "closed");
             continue;
         }
         fq_data_put(fq_batch_output(batch, 0), &batch->number, 8);
