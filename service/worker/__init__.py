@@ -1,6 +1,6 @@
 """The worker process: owns one device and runs its models.
 
-worker      the batch former, the models, the links and control over them: everything but the process around it
+worker      the batch former, the models, the links and control over them: everything but the process
 links       what is said to front ends, and the table of what is served that they have copies of
 control     models by name: loaded, loaded again and unloaded while others are served
 models      models by id: their instances, streams and launchers

@@ -370,14 +370,15 @@ def test_connections_that_come_and_go_leave_nothing(serve):
 
     for _ in range(200):
         cycle()
-    before = resident_kb()
+    before = anonymous_kb()
     open_before = descriptors()
     for _ in range(2000):
         cycle()
     assert descriptors() <= open_before + 4
-    assert resident_kb() - before < 8 << 10
+    assert anonymous_kb() - before < 8 << 10
 
 
-def resident_kb() -> int:
+def anonymous_kb() -> int:
+    """Without the arenas, which are touched one granule after the other until they come round."""
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))

@@ -7,7 +7,9 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintpt
 from libc.string cimport memset
 
 from fastqueue cimport _c
-from service.codec._codec cimport Spec, hr_error, hr_spec, hr_table, hr_table_new, hr_view
+from service.codec._codec cimport (
+    Known, Spec, hr_error, hr_spec, hr_table, hr_table_drop, hr_table_know, hr_table_new, hr_view,
+)
 
 from fastqueue.errors import ForkedHandle, LayoutMismatch
 
@@ -251,20 +253,21 @@ cdef class Native:
             with nogil:
                 hr_native_close_lane(self.n, i, lane)
 
-    def set_models(self, models) -> None:
-        """Replaces the tables: (model id, lane, ModelSpec) each. RequestError: a spec is beyond the codec's limits, or
-        two have one name and version; the tables are then as they were."""
+    def set_models(self, models, known=()) -> None:
+        """Replaces the tables: (model id, lane, ModelSpec) each, and (name, version, why) of each version that is not
+        served. RequestError: a spec is beyond the codec's limits, or two have one name and version; the tables are then
+        as they were."""
         cdef list tables = []
         cdef hr_table *table
         self.alive()
         for i in range(self.threads):  # a spec's holders are counted by its thread alone: each has specs of its own
-            tables.append(<uintptr_t>self.table_of(models))
+            tables.append(<uintptr_t>self.table_of(models, Known(known)))
         for i in range(self.threads):
             table = <hr_table *><uintptr_t>tables[i]
             with nogil:
                 hr_native_set_table(self.n, i, table)
 
-    cdef hr_table *table_of(self, models) except NULL:
+    cdef hr_table *table_of(self, models, Known also) except NULL:
         cdef hr_error err
         cdef list specs = [Spec(model, id, lane) for id, lane, model in models]
         cdef hr_spec **pointers = <hr_spec **>PyMem_Malloc(max(1, len(specs)) * sizeof(hr_spec *))
@@ -274,7 +277,8 @@ cdef class Native:
             pointers[i] = (<Spec>spec).ptr
         cdef hr_table *table = hr_table_new(pointers, <uint32_t>len(specs), &err)
         PyMem_Free(pointers)
-        if table == NULL:
+        if table == NULL or hr_table_know(table, also.rows, also.count, &err) != 0:
+            hr_table_drop(table)
             raise RequestError(err.code, text_of(&err))
         return table
 
