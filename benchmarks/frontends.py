@@ -1,8 +1,9 @@
 """The two front ends beside each other: one model that costs next to nothing, the same load on each in turn.
 
-Both services run all the time, and rounds alternate, so that whatever the machine does it does to both. The
-steady figure is the CPU that the whole service (supervisor, front end, worker) spends on a request; the client
-is Python and slower than either: requests per second say what it asked for, not what they could do.
+Both services run all the time, and rounds alternate, so that whatever the machine does it does to both.
+The steady figure is the CPU that the whole service (supervisor, front end, worker) spends on a request;
+the client is Python and slower than either: requests per second say what it asked for, not what they
+could do.
 """
 
 from __future__ import annotations
