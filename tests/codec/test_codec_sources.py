@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import assert_compiles_alone
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "service" / "codec").glob("hr_*.[ch]"))
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror", "-O2"]
@@ -28,12 +27,7 @@ def test_the_sources_are_here() -> None:
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_compiles_alone_without_a_warning(path: Path, compiler: str, tmp_path: Path) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"needs {compiler}")
-    language = ["-Wno-unused-function", "-x", "c"] if path.suffix == ".h" else []
-    command = [compiler, *STRICT, *language, "-c", str(path), "-o", str(tmp_path / "out.o")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_compiles_alone(path, compiler, STRICT, tmp_path)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

@@ -25,6 +25,8 @@ from service.demo.classify import BY_RULE, FAILED, MODEL, Result, classify
 from service.demo.model import find_model
 from service.demo.server import Server, ServerFailed, running
 
+pytestmark = pytest.mark.slow
+
 magika = pytest.importorskip("magika", reason="needs magika")
 
 PATIENCE_S = 60.0

@@ -82,7 +82,7 @@ EDGES: dict[str, bytes] = {
 }
 
 
-@pytest.fixture(params=[*EDGES, "real files"])
+@pytest.fixture(params=[*EDGES, pytest.param("real files", marks=pytest.mark.slow)])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]]:
     if request.param == "real files":
         yield real_files()
@@ -120,6 +120,7 @@ def test_labels_are_magikas_own(
     assert asked or len(files) == 1
 
 
+@pytest.mark.slow
 def test_the_real_files_are_of_many_types(model: FileTypeModel, tool: Any) -> None:
     labels = {str(tool.identify_path(path).prediction.dl.label) for path in real_files()}
     assert {"python", "elf"} <= labels and len(labels) >= 6

@@ -24,6 +24,8 @@ from service._pb import inference as pb
 from service.config import ServeConfig
 from service.models.spec import datatype_of_numpy
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 SERVE = """
 import sys

@@ -6,6 +6,7 @@ The engine is y = 2x + 1 on FP32 rows of `width`, so every answer can be told fr
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,22 @@ MS = 1_000_000
 WIDTH = 4
 
 
-class Rig:
+class Runs:
+    """What runs everything that waits, by the `launch` and `compute` of a rig."""
+
+    launch: Callable[..., Batch | None]
+    compute: Callable[..., int]
+
+    def run_all(self) -> list[int]:
+        """Runs batches until none closes: their sizes."""
+        sizes = []
+        while (batch := self.launch()) is not None:
+            if batch.check():
+                sizes.append(self.compute(batch))
+        return sizes
+
+
+class Rig(Runs):
     """One lane, one model (id 1) on `streams` streams of group 1; more of both can be added."""
 
     def __init__(
@@ -91,14 +107,6 @@ class Rig:
         rows = batch.rows
         batch.complete([shape])
         return rows
-
-    def run_all(self) -> list[int]:
-        """Runs batches until none closes: their sizes."""
-        sizes = []
-        while (batch := self.launch()) is not None:
-            if batch.check():
-                sizes.append(self.compute(batch))
-        return sizes
 
     def poll(self) -> dict[int, Any]:
         """Takes every completion, and checks the rows of each answer."""

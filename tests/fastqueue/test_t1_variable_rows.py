@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 import pytest
-from queue_rig import MS
+from queue_rig import MS, Runs
 
 from fastqueue import Batch, BatchFormer, FrontLane, InputArena, QueueError
 from fastqueue.errors import QueueFull
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.t1
 CANCELLED, EXHAUSTED, INTERNAL = 1, 8, 13
 
 
-class Echo:
+class Echo(Runs):
     """One model with one variable input, and outputs: the same bytes, and their length as a u64 per row."""
 
     def __init__(
@@ -67,13 +67,6 @@ class Echo:
         shape = (count,) if self.batched else (len(rows),)
         batch.complete([shape, shape])
         return count
-
-    def run_all(self) -> list[int]:
-        sizes = []
-        while (batch := self.launch()) is not None:
-            if batch.check():
-                sizes.append(self.compute(batch))
-        return sizes
 
     def poll(self) -> dict[int, int]:
         """Status by slot; every answer has its own rows."""

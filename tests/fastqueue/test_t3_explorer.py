@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from c_toolchain import run
 
-pytestmark = pytest.mark.t3
+pytestmark = [pytest.mark.t3, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("group", ["litmus", "ring", "bell", "cancel", "slot", "former"])

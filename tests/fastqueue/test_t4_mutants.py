@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from c_toolchain import INCLUDE, Label, build_explorer, labels, run, without_comments
 
-pytestmark = pytest.mark.t4
+pytestmark = [pytest.mark.t4, pytest.mark.slow]
 
 
 def is_store(label: Label) -> bool:

@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 import pytest
 from c_toolchain import HERE, INCLUDE, SANITIZE, build, compiler, run
 
-pytestmark = pytest.mark.t6
+pytestmark = [pytest.mark.t6, pytest.mark.slow]
 
 PROGRAM = HERE / "c" / "two_producers.c"
 FLAGS = ["-std=c11", "-D_GNU_SOURCE"]

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import assert_compiles_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ["fastqueue/include", "service/codec", "service/frontend"]
@@ -37,15 +38,11 @@ int main(void) {
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_compiles_alone_without_a_warning(path: Path, compiler: str, tmp_path: Path) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"needs {compiler}")
-    language = ["-Wno-unused-function", "-x", "c"] if path.suffix == ".h" else []
-    command = [compiler, *STRICT, *INCLUDES, *language, "-c", str(path), "-o", str(tmp_path / "out.o")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_compiles_alone(path, compiler, [*STRICT, *INCLUDES], tmp_path)
     assert len(path.read_text().splitlines()) <= 400
 
 
+@pytest.mark.slow
 def test_a_program_without_python_links_and_runs(tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")

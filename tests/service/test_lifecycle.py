@@ -19,6 +19,8 @@ from wire import Wire, done_response, infer_request, output, rows, status_of
 from service.errors import SHUTTING_DOWN
 from service.frontend.addresses import why_not_bound
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(tmp_path):

@@ -24,6 +24,8 @@ from wire import Wire, infer_request, output, rows
 
 from service.demo.server import started
 
+pytestmark = pytest.mark.slow
+
 SLOW = """
 import os
 import time
