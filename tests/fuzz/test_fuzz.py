@@ -48,7 +48,7 @@ OTHER_CALLS = [
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     if method.name not in ("ModelInfer", "ModelStreamInfer")
 ]
-# Triton's own codes for what is no defect: control where the start says what is loaded, and a load that fails.
+# Triton's own codes for what is no defect: control where the start says what is loaded; a load that fails.
 OF_CONTROL = (
     ("UNAVAILABLE", "explicit model load / unload is not allowed"),
     ("INTERNAL", "failed to load '"),
