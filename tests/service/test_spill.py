@@ -36,11 +36,11 @@ def sums(count: int, first: int = 1) -> list[float]:
     return [float(n * WIDTH) for n in range(first, first + count)]
 
 
-def memory_is_back(kept_mb: int = ARENA_MB) -> None:
-    """No arena has more than its head and as much again."""
-    limit = (ARENA_MB + kept_mb + 1) * MB
-    gc.collect()  # the arenas of services that have ended
-    wait_until(lambda: allocated_bytes("input") <= limit, "the input arena's memory given back")
+def memory_is_back(arena: str) -> None:
+    """The arena has no more than its head and as much again."""
+    limit = (2 * ARENA_MB + 1) * MB
+    gc.collect()  # the arenas of services that have ended: they count until their reference cycles are gone
+    wait_until(lambda: allocated_bytes(arena) <= limit, f"the {arena} arena's memory given back")
 
 
 @pytest.mark.parametrize("mb", [5, 64, pytest.param(512, marks=pytest.mark.slow)])
@@ -50,7 +50,7 @@ def test_a_large_input_is_answered_and_its_memory_goes_back(serve, mb: int):
     response = pb.ModelInferResponse.FromString(call.result(PATIENCE_S))
     assert output(response).ravel().tolist() == sums(mb)
     assert service.frontend.server.arena_used == 0
-    memory_is_back()
+    memory_is_back("input")
 
 
 def test_a_large_input_is_split_where_it_lies(serve):
@@ -108,8 +108,7 @@ def check_widened(response, count: int, first: int = 1) -> None:
 def test_a_large_output_is_answered_and_its_memory_goes_back(serve, mb: int):
     _, wire = serve(widening(max_batch_size=64), output_arena_mb=ARENA_MB)
     check_widened(wire.infer(narrow_rows(mb)), mb)
-    limit = (2 * ARENA_MB + 1) * MB
-    wait_until(lambda: allocated_bytes("output") <= limit, "the output arena's memory given back")
+    memory_is_back("output")
 
 
 def test_requests_in_parts_larger_than_the_arena_at_once(serve):
