@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +19,7 @@ from wire import Wire, done_response, infer_request, output, rows, status_of
 
 from service._pb import inference as pb
 
+PUSHBACK = "grpc-retry-pushback-ms"
 MB = 1 << 20
 ARENA_MB = 16  # what lifecycle.Server gives both arenas
 WIDTH = MB // 4
@@ -65,11 +68,14 @@ def widened(count: int = 1, number: int = 1):
     return infer_request("widen", id=str(number), x=np.full((count, 1), number, np.float32))
 
 
+def resident_mb(pid: int) -> dict[str, int]:
+    """Memory of a process by kind: its own, and that of the arenas."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {kind: int(fields[kind].split()[0]) // 1024 for kind in ("RssAnon", "RssShmem")}
+
+
 def anonymous_mb(pid: int) -> int:
-    (line,) = [
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon")
-    ]
-    return int(line.split()[1]) // 1024
+    return resident_mb(pid)["RssAnon"]
 
 
 def send_large(wire: Wire, mb: int):
@@ -198,3 +204,52 @@ def test_outputs_that_have_spilled_over_are_dropped_when_the_front_end_dies(star
     wait_until(lambda: status_of(wire.infer_later(widened(3, 3))) == "OK", "the next front end")
     assert (output(done_response(wire.infer_later(widened(40, 4))), dtype=np.uint8) == 4).all()
     assert server.worker().pid == worker
+
+
+def overload(wire: Wire, processes: dict[str, int], count: int, at_once: int):
+    """Sends 1 MB `count` times on one connection, never more than `at_once` together: (outcome, says when to come back) by how
+    often, and the most memory that each process had of each kind.
+    """
+    request = infer_request("slow", x=np.ones((1, WIDTH), np.float32))
+    outcomes: Counter[tuple[str, bool]] = Counter()
+    peaks: Counter[tuple[str, str]] = Counter()
+    room = threading.Semaphore(at_once)
+
+    def finished(call) -> None:
+        outcomes[call.code().name, PUSHBACK in dict(call.trailing_metadata() or ())] += 1
+        room.release()
+
+    for number in range(count):
+        room.acquire()
+        wire.infer_later(request, PATIENCE_S).add_done_callback(finished)
+        if number % 50 == 0:
+            for name, pid in processes.items():
+                for kind, mb in resident_mb(pid).items():
+                    peaks[name, kind] = max(peaks[name, kind], mb)
+    for _ in range(at_once):
+        room.acquire()
+    return outcomes, peaks
+
+
+@pytest.mark.slow
+def test_ten_times_too_much(start):
+    """2,000 requests of 1 MB, as fast as they go, for a model that has 20 a second; over one connection with more
+    calls than the server lets in.
+    """
+    server, wire = start("slow", answer_mb=16, max_calls=128)
+    processes = {"front end": server.frontend().pid, "worker": server.worker().pid}
+    check_small(wire)
+    before = {name: resident_mb(pid)["RssAnon"] for name, pid in processes.items()}
+    outcomes, peaks = overload(wire, processes, count=2000, at_once=256)
+    assert set(outcomes) == {("OK", False), ("RESOURCE_EXHAUSTED", True)}, outcomes
+    assert outcomes["RESOURCE_EXHAUSTED", True] > 1000, "more than half is too much"
+    arenas = 2 * ARENA_MB + 2 * ARENA_MB  # each with as much of its spill as is kept
+    assert peaks["front end", "RssShmem"] <= arenas + 16, "the arenas, and lanes and pages"
+    assert peaks["worker", "RssShmem"] <= arenas + 16
+    assert peaks["worker", "RssAnon"] - before["worker"] < 32, "a few batches of 1 MB"
+    arriving, unread, on_their_way = 128, 2 * (16 + 1), 32
+    most = arriving + unread + on_their_way
+    assert peaks["front end", "RssAnon"] - before["front end"] < most + 64, (
+        "the README's bound, and gRPC's own"
+    )
+    check_small(wire)

@@ -45,6 +45,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # calls at random once 1,000 wait for this loop, and tells their clients CANCELLED.
     ("grpc.server.max_pending_requests", INT32_MAX),
     ("grpc.server.max_pending_requests_hard_limit", INT32_MAX),
+    # Of a call that is not let in yet, or is refused, HTTP/2's first window (64 KB) is taken and no more: with
+    # the probe, gRPC widens it on a fast link until whole messages come in uncounted. A message that is being
+    # read gets a window of its own size.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 # What is a little larger than a message may be is read all the same, for the dispatcher to refuse with the
@@ -71,7 +75,7 @@ class GrpcioServer:
             spill_mb=config.spill_mb,
         )
         calls = self._calls = Calls(dispatcher, triton)
-        admission = self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
+        self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
         max_message_bytes = config.max_message_bytes
         self._state = state
         self._unary = Unary(calls, state)
@@ -79,7 +83,6 @@ class GrpcioServer:
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
         readable = min(INT32_MAX, max_message_bytes + min(max_message_bytes, READ_TO_REFUSE_BYTES))
         limits = [
-            ("grpc.max_concurrent_streams", admission.max_calls),
             ("grpc.max_receive_message_length", readable),
             ("grpc.max_allowed_incoming_connections", max_connections),
         ]
