@@ -207,8 +207,8 @@ def test_outputs_that_have_spilled_over_are_dropped_when_the_front_end_dies(star
 
 
 def overload(wire: Wire, processes: dict[str, int], count: int, at_once: int):
-    """Sends 1 MB `count` times on one connection, never more than `at_once` together: (outcome, says when to come back) by how
-    often, and the most memory that each process had of each kind.
+    """Sends 1 MB `count` times on one connection, never more than `at_once` together. Returns how often each
+    (outcome, says when to come back) was seen, and the most memory that each process had of each kind.
     """
     request = infer_request("slow", x=np.ones((1, WIDTH), np.float32))
     outcomes: Counter[tuple[str, bool]] = Counter()

@@ -45,9 +45,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # calls at random once 1,000 wait for this loop, and tells their clients CANCELLED.
     ("grpc.server.max_pending_requests", INT32_MAX),
     ("grpc.server.max_pending_requests_hard_limit", INT32_MAX),
-    # Of a call that is not let in yet, or is refused, HTTP/2's first window (64 KB) is taken and no more: with
-    # the probe, gRPC widens it on a fast link until whole messages come in uncounted. A message that is being
-    # read gets a window of its own size.
+    # Of a call that is not let in yet, or is refused, HTTP/2's first window (64 KB) is taken and no more:
+    # with the probe, gRPC widens it on a fast link until whole messages come in uncounted. A message that is
+    # being read gets a window of its own size.
     ("grpc.http2.bdp_probe", 0),
 )
 
