@@ -233,8 +233,8 @@ def overload(wire: Wire, processes: dict[str, int], count: int, at_once: int):
 
 @pytest.mark.slow
 def test_ten_times_too_much(start):
-    """2,000 requests of 1 MB, as fast as they go, for a model that has 20 a second: on one connection, and more
-    of them at once than are let in.
+    """2,000 requests of 1 MB, as fast as they go, on one connection, and more at once than are let in; the
+    model has 20 a second.
     """
     server, wire = start("slow", answer_mb=16, max_calls=128)
     processes = {"front end": server.frontend().pid, "worker": server.worker().pid}
