@@ -31,6 +31,7 @@ t0 t1 t2 t3 t4 t6: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/python -P -m mypy --config-file $(ROOT)/pyproject.toml -p service -p fastqueue
+	cd $(VENV) && MYPYPATH=$(ROOT)/benchmarks bin/python -P -m mypy --config-file $(ROOT)/pyproject.toml $(ROOT)/benchmarks/*.py
 	cd $(VENV) && bin/lint-imports --no-cache $(ROOT)/pyproject.toml
 
 $(VENV)/.ready-demo: $(SOURCES)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastqueue import Batch
 
 WIDTH = 16
+DEFAULT_FRONTEND = ServeConfig(()).frontend
 
 
 class Device:
@@ -88,22 +89,21 @@ def engines(config: ServeConfig, engine_ms: float, width: int) -> list[Engine]:
             ),
             engine_ms,
         )
-        for name in config.model_names()
+        for name in (Path(path).stem for path in config.model_paths)
     ]
 
 
 @contextmanager
-def running(engine_ms: float, max_batch_size: int, width: int = WIDTH) -> Iterator[Server]:
+def running(
+    engine_ms: float, max_batch_size: int, width: int = WIDTH, frontend: str = DEFAULT_FRONTEND
+) -> Iterator[Server]:
     """The service with one model, ``device``, in processes of its own."""
-    with started(
-        [sys.executable, __file__, "serve", str(engine_ms), str(max_batch_size), str(width)]
-    ) as server:
+    words = ["serve", str(engine_ms), str(max_batch_size), str(width), "--frontend", frontend]
+    with started([sys.executable, __file__, *words]) as server:
         yield server
 
 
-def serve(
-    engine_ms: str, max_batch_size: int, width: str, grpc_port: int, metrics_port: int, ready_fd: int
-) -> int:
+def serve(engine_ms: str, max_batch_size: int, width: str, **settings: Any) -> int:
     """Runs the service in this process; returns its exit code."""
     commands = {FRONTEND: COMMANDS[FRONTEND], WORKER: [sys.executable, __file__, "work", engine_ms, width]}
     with tempfile.TemporaryDirectory() as folder:
@@ -111,10 +111,8 @@ def serve(
         model.touch()
         config = ServeConfig(
             model_paths=(str(model),),
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
             max_batch_size=max_batch_size,
-            ready_fd=ready_fd,
+            **settings,
         )
         config.check()
         return asyncio.run(Supervisor(config, commands).run())
@@ -129,12 +127,12 @@ def main() -> int:
     parser.add_argument("width")
     for flag in ("--grpc-port", "--metrics-port", "--ready-fd"):
         parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--frontend", default=DEFAULT_FRONTEND)
     parser.add_argument("--end-with-parent", action="store_true")
-    arguments = parser.parse_args(sys.argv[2:])
-    if arguments.end_with_parent:
+    arguments = vars(parser.parse_args(sys.argv[2:]))
+    if arguments.pop("end_with_parent"):
         end_with_parent_process()
-    ports = arguments.grpc_port, arguments.metrics_port
-    return serve(arguments.engine_ms, arguments.max_batch_size, arguments.width, *ports, arguments.ready_fd)
+    return serve(**arguments)
 
 
 if __name__ == "__main__" and sys.argv[1] == "work":

@@ -21,7 +21,7 @@ def affine(path: Path) -> Path:
         "affine",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", WIDTH])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", WIDTH])],
-        [numpy_helper.from_array(np.float32(2), "two"), numpy_helper.from_array(np.float32(1), "one")],
+        [numpy_helper.from_array(np.array(n, np.float32), name) for n, name in ((2, "two"), (1, "one"))],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path

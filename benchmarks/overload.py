@@ -24,6 +24,7 @@ from device import running
 from results import Results, flags
 
 from service._pb import inference as pb
+from service.config import FRONTENDS
 
 ENGINE_MS = 50.0
 FACTOR = 10
@@ -37,22 +38,28 @@ MB = 1 << 20
 def main() -> None:
     arguments = flags(__doc__).parse_args()
     results = Results("overload", arguments.out)
-    with running(ENGINE_MS, 1, WIDTH) as server:
+    for frontend in FRONTENDS:
+        measure(results, frontend, arguments.seconds)
+    results.finish()
+
+
+def measure(results: Results, frontend: str, seconds: float) -> None:
+    """Adds the lines of one front end."""
+    with running(ENGINE_MS, 1, WIDTH, frontend) as server:
         processes = children(server.pid)
         before = {name: memory_mb(pid) for name, pid in processes.items()}
-        outcomes, peaks = overload(server.url, processes, arguments.seconds)
-        results.add("outcomes", **outcomes)
+        outcomes, peaks = overload(server.url, processes, seconds)
+        results.add(f"{frontend}: outcomes", **outcomes)
         time.sleep(2)
         for name, pid in processes.items():
             after = memory_mb(pid)
             for kind in ("anonymous", "shared"):
                 results.add(
-                    f"{name}, {kind} MB",
+                    f"{frontend}: {name}, {kind} MB",
                     before=before[name][kind],
                     peak=peaks[name, kind],
                     after=after[kind],
                 )
-    results.finish()
 
 
 def overload(url: str, processes: dict[str, int], seconds: float) -> tuple[dict[str, int], dict[Any, int]]:
@@ -62,7 +69,7 @@ def overload(url: str, processes: dict[str, int], seconds: float) -> tuple[dict[
     done = threading.Semaphore(0)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     channels = [grpc.insecure_channel(url, options) for _ in range(CONNECTIONS)]
-    calls = [channel.unary_unary(METHOD) for channel in channels]
+    calls: list[Any] = [channel.unary_unary(METHOD) for channel in channels]
     message = request()
 
     def finished(call: Any) -> None:
@@ -98,7 +105,7 @@ def request() -> bytes:
 
 def outcome(call: Any) -> str:
     """The name of the status, and whether a refusal says when to come back."""
-    code = call.code().name
+    code = str(call.code().name)
     if code == "OK":
         return code
     return f"{code}_{'with' if PUSHBACK in dict(call.trailing_metadata() or ()) else 'without'}_pushback"

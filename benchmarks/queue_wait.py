@@ -35,7 +35,7 @@ from fastqueue import BatchFormer, FrontLane, InputArena
 ENGINE_S = 0.005
 MAX_BATCH = 8
 WIDTH = 16
-ROW = [(0, (1, WIDTH), np.zeros((1, WIDTH), np.float32))]
+ROW = [(0, (1, WIDTH), np.zeros((1, WIDTH), np.float32).data)]
 
 
 class Worker:
@@ -120,7 +120,9 @@ def percentile(ordered: list[int], share: float) -> float:
 
 def capacity(seconds: float) -> float:
     """Rows per second with 64 requests in flight: what this machine's engine really does."""
-    rig, waits, compute = Rig(), [], []
+    rig = Rig()
+    waits: list[int] = []
+    compute: list[int] = []
     poll = rig.poller()
     start = time.monotonic()
     sent = 0
@@ -145,7 +147,9 @@ def over_running(sent_ns: list[int], waits: list[int], spans: list[tuple[int, in
 
 
 def measure(load: float, rows_per_s: float, seconds: float, seed: int) -> dict[str, float | int]:
-    rig, waits, compute = Rig(), [], []
+    rig = Rig()
+    waits: list[int] = []
+    compute: list[int] = []
     rng, poll = random.Random(seed), rig.poller()
     start = due = time.monotonic()
     sent: list[int] = []  # when each request was, monotonic ns
