@@ -142,10 +142,12 @@ static int give_up(hr_dispatch *d, hr_lane *lane, hr_pending *p) {
     return -1;
 }
 
-static int publish(hr_dispatch *d, hr_lane *lane, hr_pending *p, hr_error *err) {
+static int publish(hr_dispatch *d, hr_lane *lane, hr_pending *p, const hr_call *call, hr_error *err) {
+    if (call->in_flight) atomic_fetch_add(call->in_flight, 1);
     int wake = fq_lane_publish(&lane->front, p->slot);
     if (wake > 0) fq_bell_wake(lane->front.worker);
     if (wake >= 0) return 0;
+    if (call->in_flight) atomic_fetch_sub(call->in_flight, 1);
     fq_input_free(&d->input, p->blocks, p->block_count);
     give_up(d, lane, p);
     return hr_fail(err, HR_INTERNAL, "the submission ring is full, which only a broken worker can bring about");
@@ -165,7 +167,7 @@ static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *ca
     hr_deadlines_add(&d->deadlines, &p->timer, deadline_ns);
     describe(d, p, call, slot);
     *handle = handle_of(p);
-    return publish(d, lane, p, err);
+    return publish(d, lane, p, call, err);
 }
 
 static int check_size(const hr_dispatch *d, const hr_spec *spec, hr_error *err) {

@@ -92,6 +92,7 @@ typedef struct hr_call {
     uint32_t trace_flags;
     unsigned char trace_id[16];
     unsigned char span_id[8];
+    _Atomic uint64_t *in_flight; /* one more, from just before the worker can see the request; may be NULL */
 } hr_call;
 
 /* 0, or -1 with what the client is to be told in *err. */

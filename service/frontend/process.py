@@ -101,7 +101,7 @@ class FrontEnd:
         self._on_link_end(link, why)
 
     def rejected(self) -> Counter[str]:
-        """Requests that never got a slot, by reason. May be called from any thread."""
+        """Requests that were refused here, by reason. May be called from any thread."""
         counts = self.state.rejected.copy()  # with the reasons that have not occurred
         counts.update(self.server.rejected())
         return counts

@@ -36,7 +36,7 @@ class Server(Protocol):
         """The number of a broken invariant of the front-end threads, 0 when all hold. For tests."""
 
     def rejected(self) -> Counter[str]:
-        """Requests that never got a slot and that `State` does not count, by reason. From any thread."""
+        """Requests that were refused and that `State` does not count, by reason. From any thread."""
 
     async def start(self, rpcs: Rpcs, host: str, port: int) -> int:
         """Listens, and answers the other RPCs with these; returns the port, which is the system's choice when

@@ -67,7 +67,7 @@ class Snapshot:
 
     Attributes:
         ready: what readiness says. in_flight: requests whose clients wait. models: (name, version,
-        counters) each. rejected: requests that never got a slot, by reason.
+        counters) each. rejected: requests that the front end refused, by reason.
     """
 
     ready: bool
@@ -201,7 +201,8 @@ def _pending(snapshot: Snapshot) -> GaugeMetricFamily:
 def _rejected(snapshot: Snapshot) -> CounterMetricFamily:
     family = CounterMetricFamily(
         "headrace_rejected",
-        "Requests that were refused before they reached a worker, by status code or shutting_down.",
+        "Requests that were refused before they reached a worker, or whose answers had no room beside those "
+        "that clients do not read, by status code or shutting_down.",
         labels=("reason",),
     )
     for reason, count in sorted(snapshot.rejected.items()):

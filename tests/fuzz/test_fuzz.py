@@ -1,7 +1,7 @@
 """What comes from outside and is nearly right, against real processes: no crash, no hang, no refusal without
 words, and good requests in between get their answers.
 
-    HEADRACE_FUZZ_SECONDS   how long all three go on together, 60 unless said; `make fuzz` says 600
+    HEADRACE_FUZZ_SECONDS   how long all of them go on together, 60 unless said; `make fuzz` says 600
     HEADRACE_FUZZ_SEED      where the random numbers begin; every failure names it, and the case's number
 
 A case is made from the seed and its number alone, so one that failed is seen again with the same seed. They
@@ -31,6 +31,7 @@ import pytest
 from mutations import Requests
 
 from service._pb import inference as pb
+from service.config import FRONTENDS
 from service.demo.server import Server, started
 
 pytest.importorskip("onnx")
@@ -146,12 +147,16 @@ def one_case(client: Client, random: Random) -> None:
         client.stream([requests.infer() for _ in range(random.randint(0, 6))])
 
 
-def test_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_requests(tmp_path: Path, frontend: str) -> None:
+    if frontend == "native":
+        pytest.importorskip("service.frontend.native._native")
     put_model(tmp_path)
-    with started([sys.executable, "-P", "-m", "service", "serve", str(tmp_path)]) as server:
+    command = [sys.executable, "-P", "-m", "service", "serve", str(tmp_path), "--frontend", frontend]
+    with started(command) as server:
         client = Client(server)
         number = -1
-        for number in cases(0.5):
+        for number in cases(0.25):
             try:
                 one_case(client, Random(f"{SEED} request {number}"))
                 if number % 20 == 0:

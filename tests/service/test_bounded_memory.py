@@ -28,12 +28,12 @@ GIVEN_BACK = (2 * ARENA_MB + 1) * MB  # the head, as much again, and the header
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, frontend):
     """start(*others, **settings): a running service, and a client of it."""
     with ExitStack() as stack:
 
         def started(*others: str, **settings) -> tuple[Server, Wire]:
-            server = stack.enter_context(Server(tmp_path, others=others, **settings))
+            server = stack.enter_context(Server(tmp_path, others=others, frontend=frontend, **settings))
             wire = Wire(server.address)
             stack.callback(wire.close)
             return server, wire

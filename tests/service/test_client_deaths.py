@@ -33,9 +33,9 @@ def client(server: Server) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.slow
-def test_a_hundred_clients_are_killed_with_a_hundred_open_streams_each(tmp_path):
+def test_a_hundred_clients_are_killed_with_a_hundred_open_streams_each(tmp_path, frontend):
     """Every other one while the model holds its requests, the rest when they have their answers."""
-    with Server(tmp_path, max_calls=MAX_CALLS) as server:
+    with Server(tmp_path, max_calls=MAX_CALLS, frontend=frontend) as server:
         wire = Wire(server.address)
         wire.infer(infer_request("affine", x=rows(1)))
         processes = [server.frontend(), server.worker()]

@@ -18,8 +18,8 @@ DESCRIPTORS = 160
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[Server]:
-    with Server(tmp_path, descriptors=DESCRIPTORS) as running:
+def server(tmp_path, frontend) -> Iterator[Server]:
+    with Server(tmp_path, descriptors=DESCRIPTORS, frontend=frontend) as running:
         yield running
 
 

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def server(tmp_path):
-    with Server(tmp_path) as running:
+def server(tmp_path, frontend):
+    with Server(tmp_path, frontend=frontend) as running:
         yield running
 
 
@@ -197,8 +197,8 @@ def test_a_second_signal_does_not_wait(server, wire):
     assert "OK" not in {status_of(future) for future in futures}
 
 
-def test_what_does_not_finish_in_time_is_a_failure(tmp_path):
-    with Server(tmp_path, drain_timeout_s=0.1) as server:
+def test_what_does_not_finish_in_time_is_a_failure(tmp_path, frontend):
+    with Server(tmp_path, drain_timeout_s=0.1, frontend=frontend) as server:
         wire = Wire(server.address)
         futures = pile_up(server, wire, 2)
         server.signal()
@@ -237,7 +237,7 @@ def affine_onnx(tmp_path_factory):
 
 @pytest.mark.parametrize("flag", ["--grpc-port", "--metrics-port"])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_busy_port_is_said_and_ends_with_2(affine_onnx, flag, reuse):
+def test_a_busy_port_is_said_and_ends_with_2(affine_onnx, flag, reuse, frontend):
     with socket.socket() as holder:
         if reuse:  # as gRPC servers do by default, which hides that a port is taken
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -245,7 +245,8 @@ def test_a_busy_port_is_said_and_ends_with_2(affine_onnx, flag, reuse):
         holder.listen()
         port = holder.getsockname()[1]
         ports = {"--grpc-port": "0", "--metrics-port": "0", flag: str(port)}
-        done = serve_command(affine_onnx, *[word for pair in ports.items() for word in pair])
+        flags = {**ports, "--frontend": frontend}
+        done = serve_command(affine_onnx, *[word for pair in flags.items() for word in pair])
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
     assert "Address already in use" in done.stderr
@@ -253,15 +254,17 @@ def test_a_busy_port_is_said_and_ends_with_2(affine_onnx, flag, reuse):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_port_of_another_headrace_is_busy_too(server, affine_onnx):
+def test_a_port_of_another_headrace_is_busy_too(server, affine_onnx, frontend):
     port = str(server.ready["grpc_port"])
-    done = serve_command(affine_onnx, "--grpc-port", port, "--metrics-port", "0")
+    ports = ["--grpc-port", port, "--metrics-port", "0"]
+    done = serve_command(affine_onnx, *ports, "--frontend", frontend)
     assert done.returncode == 2
     assert f"port {port}: Address already in use" in done.stderr
 
 
-def test_an_address_that_is_not_ours_is_said(affine_onnx):
-    done = serve_command(affine_onnx, "--host", "192.0.2.1", "--grpc-port", "0", "--metrics-port", "0")
+def test_an_address_that_is_not_ours_is_said(affine_onnx, frontend):
+    ports = ["--host", "192.0.2.1", "--grpc-port", "0", "--metrics-port", "0"]
+    done = serve_command(affine_onnx, *ports, "--frontend", frontend)
     assert done.returncode == 2
     assert "192.0.2.1" in done.stderr
     assert "--host" in done.stderr
@@ -298,7 +301,7 @@ def test_a_path_that_is_not_there_is_said_with_all_other_faults(tmp_path):
     assert "--instances" in done.stderr
 
 
-def test_a_real_model_is_served_by_the_real_worker(affine_onnx, tmp_path):
+def test_a_real_model_is_served_by_the_real_worker(affine_onnx, tmp_path, frontend):
     reader, writer = os.pipe()
     command = [
         sys.executable,
@@ -311,6 +314,8 @@ def test_a_real_model_is_served_by_the_real_worker(affine_onnx, tmp_path):
         "0",
         "--metrics-port",
         "0",
+        "--frontend",
+        frontend,
     ]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(

@@ -67,9 +67,10 @@ class Running(Control):
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Running]:
+def running(folder: Path, frontend: str, *flags: str) -> Iterator[Running]:
     command = [sys.executable, "-P", "-m", "service", "serve", str(folder)]
-    command += ["--model-control-mode", "explicit", "--arena-mb", "16", "--output-arena-mb", "16", *flags]
+    command += ["--frontend", frontend, "--model-control-mode", "explicit", *flags]
+    command += ["--arena-mb", "16", "--output-arena-mb", "16"]
     with started(command) as server:
         service = Running(server.url, server.pid)
         yield service
@@ -87,8 +88,8 @@ def folder(tmp_path: Path) -> Path:
     return repository
 
 
-def test_the_command_line_loads_lists_and_unloads(folder: Path) -> None:
-    with running(folder) as service:
+def test_the_command_line_loads_lists_and_unloads(folder: Path, frontend: str) -> None:
+    with running(folder, frontend) as service:
         assert "UNAVAILABLE (not loaded)" in service.run("models", "one").stdout
         assert service.run("models", "load", "one").returncode == 0
         assert "READY" in service.run("models", "one").stdout
@@ -123,8 +124,8 @@ def begin_slow_load(service: Running, folder: Path) -> tuple[threading.Thread, l
     return thread, ends
 
 
-def test_a_load_holds_up_nobody_else(folder: Path) -> None:
-    with running(folder, "--load-model", "one") as service:
+def test_a_load_holds_up_nobody_else(folder: Path, frontend: str) -> None:
+    with running(folder, frontend, "--load-model", "one") as service:
         thread, ends = begin_slow_load(service, folder)
         assert service.state("slow") == [("", "LOADING", "")]
         assert service.adds("one") == 1.0
@@ -139,8 +140,10 @@ def test_a_load_holds_up_nobody_else(folder: Path) -> None:
         assert np.array_equal(output(response), rows(2) + 1)
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_load_comes_back_without_it(folder: Path) -> None:
-    with running(folder, "--load-model", "one") as service:
+def test_a_worker_that_is_killed_in_the_middle_of_a_load_comes_back_without_it(
+    folder: Path, frontend: str
+) -> None:
+    with running(folder, frontend, "--load-model", "one") as service:
         service.load("two", {"max_batch_size": 3})
         thread, ends = begin_slow_load(service, folder)
         service.child("service.worker").send_signal(signal.SIGKILL)
@@ -154,8 +157,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_load_comes_back_without_it(f
         assert service.is_ready("slow")
 
 
-def test_a_front_end_that_is_killed_is_told_what_is_loaded(folder: Path) -> None:
-    with running(folder) as service:
+def test_a_front_end_that_is_killed_is_told_what_is_loaded(folder: Path, frontend: str) -> None:
+    with running(folder, frontend) as service:
         service.load("one")
         service.load("two")
         service.unload("two")
@@ -180,12 +183,14 @@ def test_a_front_end_that_is_killed_is_told_what_is_loaded(folder: Path) -> None
         assert service.state("one") == [("1", "UNAVAILABLE", "unloaded")]
 
 
-def test_nothing_is_left_of_files_when_the_service_ends(folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_nothing_is_left_of_files_when_the_service_ends(
+    folder: Path, frontend: str, tmp_path: Path, monkeypatch
+) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     model = (folder / "one" / "1" / "model.onnx").read_bytes()
-    with running(folder) as service:
+    with running(folder, frontend) as service:
         service.load("given", {}, {"file:1/model.onnx": model})
         (home,) = temporary.glob("headrace-models-*")
         assert len(os.listdir(home)) == 1

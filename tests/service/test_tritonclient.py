@@ -194,7 +194,7 @@ def test_a_stream_error_comes_to_the_callback_and_the_stream_goes_on(client):
     c.stop_stream()
 
 
-def test_the_asyncio_client(tmp_path):
+def test_the_asyncio_client(tmp_path, frontend):
     """In a process of its own server: two grpc.aio loops in one process disturb each other."""
     import tritonclient.grpc.aio as triton_aio
 
@@ -220,7 +220,7 @@ def test_the_asyncio_client(tmp_path):
                 seen.append(result.get_response().id)
             assert seen == [str(i) for i in range(32)]
 
-    with Server(tmp_path) as server:
+    with Server(tmp_path, frontend=frontend) as server:
         asyncio.run(asyncio.wait_for(talk(server.address), LIMIT_S))
 
 

@@ -80,8 +80,8 @@ def test_the_thread_says_what_is_slow_and_ends_the_process_once(capfd: pytest.Ca
 # ---- a whole service ----
 
 
-def test_a_hung_batch_costs_the_worker_and_what_it_held(tmp_path: Path) -> None:
-    with Server(tmp_path, execution_timeout_s=0.5) as server:
+def test_a_hung_batch_costs_the_worker_and_what_it_held(tmp_path: Path, frontend: str) -> None:
+    with Server(tmp_path, execution_timeout_s=0.5, frontend=frontend) as server:
         wire = Wire(server.address)
         first = server.worker().pid
         server.shut()

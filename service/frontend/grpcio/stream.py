@@ -73,6 +73,7 @@ class Entry:
         try:
             self.stream.check_share(self)
         except RequestError as error:
+            self.stream.count_rejected(error)
             self.fail(error.code, error.message)
         else:
             self._finish(payload)
@@ -209,6 +210,9 @@ class Stream:
         """Whether the writer waits for this entry's answer."""
         idle = self._writer_waits is not None and not self._writer_waits.done() and not self._writable
         return idle and (entry.unordered or self._turns[0] is entry)
+
+    def count_rejected(self, error: RequestError) -> None:
+        self._state.count_rejected_code(error.code)
 
     def check_share(self, entry: Entry) -> None:
         """Raises RequestError when the answer of this entry may not lie here."""

@@ -42,6 +42,7 @@ class Native:
         max_connections: int,
         max_message_bytes: int,
         answer_bytes: int,
+        held_bytes: int,
         triton: bool,
     ) -> None: ...
     def close(self) -> None: ...

@@ -29,6 +29,7 @@ cdef extern from "native.h" nogil:
         uint32_t max_connections
         uint64_t max_message_bytes
         uint64_t answer_bytes
+        uint64_t held_bytes
         bint triton
     ctypedef struct hr_header:
         hr_view name
@@ -165,7 +166,8 @@ cdef class Native:
     cdef readonly uint32_t threads
 
     def __cinit__(self, *, uint32_t threads, uint32_t arena_mb, uint32_t spill_mb, uint32_t slots_per_lane,
-                  uint32_t max_calls, uint32_t max_connections,                  uint64_t max_message_bytes, uint64_t answer_bytes, bint triton):
+                  uint32_t max_calls, uint32_t max_connections, uint64_t max_message_bytes, uint64_t answer_bytes,
+                  uint64_t held_bytes, bint triton):
         cdef hr_error err
         cdef hr_native_options options
         memset(&options, 0, sizeof(options))
@@ -173,7 +175,7 @@ cdef class Native:
         options.slots = slots_per_lane
         options.max_calls, options.max_message_bytes = max_calls, max_message_bytes
         options.max_connections = max_connections
-        options.answer_bytes, options.triton = answer_bytes, triton
+        options.answer_bytes, options.held_bytes, options.triton = answer_bytes, held_bytes, triton
         if threads < 1:
             raise ValueError(f"expected at least 1 I/O thread, got {threads}")
         self.generation = _c.fq_generation
@@ -361,7 +363,7 @@ cdef class Native:
         return broken
 
     def rejected(self) -> dict:
-        """Requests that never got a slot, by status code; -1: because the server was ending."""
+        """Requests that were refused here, by status code; -1: because the server was ending."""
         self.alive()
         cdef dict found = {code: hr_native_rejected(self.n, code) for code in range(17)}
         found[-1] = hr_native_refused_draining(self.n)

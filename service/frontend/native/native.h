@@ -24,8 +24,8 @@
  *
  * MEMORY. A message that is still arriving lies in memory of its own, which grows with what has come and never with what
  * was announced. Its tensors are copied into the input arena when it is whole. An answer is sent from where it lies in
- * the output arena; when clients do not read, the oldest such answers are copied out, so that a worker never waits for a
- * client, and count against `answer_bytes`.
+ * the output arena; when clients do not read, and such answers have `held_bytes`, the oldest are copied out, so that a
+ * worker never waits for a client. Wherever they lie, answers count against `answer_bytes` until the kernel has them.
  *
  * BACK-PRESSURE is HTTP/2's windows and nothing else. The connection's window is given back at once, so that one slow
  * stream never stops the others; a stream's is withheld while it may not read on (hr_stream_is_full).
@@ -55,6 +55,7 @@ typedef struct hr_native_options {
     uint32_t max_connections; /* of all threads: who comes beyond is hung up on */
     uint64_t max_message_bytes;
     uint64_t answer_bytes;
+    uint64_t held_bytes; /* of answers that may lie in the worker's output arena, of one thread */
     bool triton; /* whose status codes */
 } hr_native_options;
 
@@ -90,7 +91,7 @@ void hr_native_go(hr_native *n);
 /* Ends every connection. */
 void hr_native_hang_up(hr_native *n);
 
-uint64_t hr_native_in_flight(const hr_native *n); /* requests whose clients wait */
+uint64_t hr_native_in_flight(const hr_native *n); /* requests that were accepted and whose clients wait */
 uint64_t hr_native_calls(const hr_native *n);     /* ModelInfer and ModelStreamInfer calls in progress */
 uint64_t hr_native_streams(const hr_native *n);   /* ModelStreamInfer calls in progress */
 uint64_t hr_native_unsent(hr_native *n);          /* calls of every kind that are not over */

@@ -39,16 +39,15 @@ static void entry_free(hr_entry *e) {
     io->free_entries = e;
 }
 
-static void set_in_flight(hr_entry *e, bool in_flight) {
-    if (e->in_flight == in_flight) return;
-    e->in_flight = in_flight;
-    hr_count(&e->stream->connection->io->native->in_flight, in_flight ? 1 : -1);
+static void no_longer_in_flight(hr_entry *e) {
+    e->in_flight = false;
+    hr_count(&e->stream->connection->io->native->in_flight, -1);
 }
 
 static void entry_leave(hr_entry *e) {
     if (!e->in_flight) return;
     hr_dispatch_cancel(e->stream->connection->io->dispatch, e->handle);
-    set_in_flight(e, false);
+    no_longer_in_flight(e);
 }
 
 /* ---- the beginning ---- */
@@ -111,14 +110,12 @@ static int submit(hr_stream *s, hr_entry *e, const uint8_t *data, size_t length,
     hr_call call = {.token = (uint64_t)(uintptr_t)e,
                     .arrival_ns = io->now_ns,
                     .deadline_ns = s->deadline_ns,
-                    .stream = s->method == HR_METHOD_STREAM_INFER};
-    if (check_server(s, err) == 0) {
-        set_in_flight(e, true); /* before anybody can see the request run */
-        if (hr_dispatch_submit(io->dispatch, data, length, &call, &e->handle, err) == 0) {
-            e->unordered = hr_dispatch_unordered(io->dispatch);
-            return 0;
-        }
-        set_in_flight(e, false);
+                    .stream = s->method == HR_METHOD_STREAM_INFER,
+                    .in_flight = &io->native->in_flight};
+    if (check_server(s, err) == 0 && hr_dispatch_submit(io->dispatch, data, length, &call, &e->handle, err) == 0) {
+        e->in_flight = true;
+        e->unordered = hr_dispatch_unordered(io->dispatch);
+        return 0;
     }
     hr_count(&io->native->rejected[err->code], 1);
     return -1;
@@ -220,6 +217,7 @@ static void entry_answered(hr_entry *e, hr_message *m) {
         hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for the answer, try later");
         return;
     }
+    hr_message_charge(s->connection->io, m);
     e->message = m;
     s->waiting--;
     s->kept -= e->size;
@@ -275,11 +273,20 @@ void hr_infer_half_closed(hr_stream *s) {
 
 /* ---- what the dispatcher says ---- */
 
+/* Whether the stream has nothing else to send, and waits for this answer: it lets those that lie here go. */
+static bool is_awaited(const hr_entry *e) {
+    if (e->stream->first) return false;
+    for (const hr_entry *older = e->older; older && !e->unordered; older = older->older)
+        if (!older->unordered) return false;
+    return true;
+}
+
 /* No room for an answer whose client does not read: 1, and the error is in `a`. */
-static int unread_too_much(hr_stream *s, hr_answer *a) {
+static int unread_too_much(const hr_entry *e, hr_answer *a) {
+    const hr_stream *s = e->stream;
     hr_native *n = s->connection->io->native;
     uint64_t unread = atomic_load(&n->answer_bytes);
-    if (s->answered >= stream_share(n)) {
+    if (s->answered >= stream_share(n) && !is_awaited(e)) {
         hr_fail(&a->error, HR_RESOURCE_EXHAUSTED,
                 "%llu bytes of answers wait on this stream for a client that does not read them; a stream may have a "
                 "quarter of --answer-mb, %llu MB",
@@ -299,6 +306,7 @@ static void unary_answered(hr_io *io, hr_stream *s, hr_answer *a) {
         hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for the answer, try later");
         return;
     }
+    hr_message_charge(io, m);
     hr_stream_send(s, m);
     hr_stream_finish(s, 0, (hr_view){0}, false);
 }
@@ -306,10 +314,11 @@ static void unary_answered(hr_io *io, hr_stream *s, hr_answer *a) {
 static void answered(hr_io *io, hr_answer *a) {
     hr_entry *e = (hr_entry *)(uintptr_t)a->token;
     hr_stream *s = e->stream;
-    set_in_flight(e, false);
-    if (a->code == 0 && unread_too_much(s, a)) {
+    no_longer_in_flight(e);
+    if (a->code == 0 && unread_too_much(e, a)) {
         a->code = HR_RESOURCE_EXHAUSTED;
         a->error.transient = true;
+        hr_count(&io->native->rejected[a->code], 1);
     }
     int transient = a->code && a->error.transient ? 1 : -1; /* -1: a worker failed it, and did not say */
     if (a->code == 0) {

@@ -42,6 +42,11 @@ void hr_message_hold(hr_io *io, hr_message *m, const hr_answer *answer) {
     io->held_bytes += m->length;
 }
 
+void hr_message_charge(hr_io *io, hr_message *m) {
+    m->charged = true;
+    hr_count(&io->native->answer_bytes, (int64_t)m->length);
+}
+
 void hr_message_drop(hr_io *io, hr_message *m) {
     if (--m->holders > 0) return;
     if (m->held) {
@@ -69,8 +74,6 @@ static bool leave_arena(hr_io *io, hr_message *m) {
     copy_out(m);
     if (m->copy == NULL) return false;
     unlink_held(io, m);
-    m->charged = true;
-    hr_count(&io->native->answer_bytes, (int64_t)m->length);
     return true;
 }
 
@@ -84,7 +87,7 @@ void hr_messages_leave_lane(hr_io *io, uint32_t lane) {
 }
 
 void hr_messages_leave_arena(hr_io *io) {
-    while (io->held_bytes > HR_HELD_BYTES) {
+    while (io->held_bytes > io->native->options.held_bytes) {
         hr_message *m = io->held_oldest;
         uint32_t lane = m->lane, slot = m->slot;
         bool has_answer = m->has_answer;

@@ -25,7 +25,6 @@ enum {
     HR_READS = 8,                   /* of one connection in one wake-up */
     HR_FIRST_ROOM = 64 << 10,       /* what a message gets before more of it has come */
     HR_KEEP = 16 << 10,             /* answers up to this size are encoded whole */
-    HR_HELD_BYTES = 32 << 20,       /* of answers that lie in output arenas, of one thread */
     HR_WINDOW = 64,                 /* requests in flight on one stream */
     HR_READ_AHEAD = 64 << 20,       /* bytes of a stream's requests without answers, or answers not sent */
     HR_READ_TO_REFUSE = 64 << 20,   /* a message that is too large by no more is read, to be refused in its turn */
@@ -50,11 +49,11 @@ typedef struct hr_message {
     hr_segment *segments;
     /* A held answer's payloads lie in the output arena of its lane. */
     bool held;
-    bool charged;    /* to answer_bytes: its payloads lie in `copy` */
+    bool charged; /* to answer_bytes */
     uint32_t lane;
     uint32_t slot;
     bool has_answer;
-    uint8_t *copy;
+    uint8_t *copy; /* of its payloads, when the arena was to be left */
     struct hr_message *older, *newer; /* held answers of the thread */
 } hr_message;
 
@@ -64,6 +63,7 @@ static inline uint8_t *hr_message_bytes(hr_message *m, uint32_t segments) {
     return (uint8_t *)(m + 1) + segments * sizeof(hr_segment);
 }
 void hr_put_prefix(uint8_t *to, uint64_t length);
+void hr_message_charge(hr_io *io, hr_message *m); /* to answer_bytes, until it is dropped */
 void hr_message_drop(hr_io *io, hr_message *m);
 void hr_message_hold(hr_io *io, hr_message *m, const hr_answer *answer);
 void hr_messages_leave_lane(hr_io *io, uint32_t lane); /* copies what is held of it */

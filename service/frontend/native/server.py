@@ -24,6 +24,7 @@ from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
 
 BACKLOG = 1024
+HELD_SHARE = 8  # of an output arena: what answers that clients have not read yet may have of it
 LOOK_S = 0.01  # how often a server that drains looks whether it is done
 LAST_WORDS_S = 2.0  # what is answered may still be on its way to a client that reads
 
@@ -42,6 +43,7 @@ class NativeServer:
             max_connections=max_connections,
             max_message_bytes=config.max_message_bytes,
             answer_bytes=config.answer_mb << 20,
+            held_bytes=(config.output_arena_mb << 20) // HELD_SHARE // config.io_threads,
             triton=config.status_codes == "triton",
         )
         self.methods = Methods(self._native)
