@@ -14,7 +14,10 @@
  * Steps 1 and 2 on both sides are sequentially consistent: of "publish, then look for a sleeper" and "announce
  * sleep, then look for work" at least one sees the other.
  *
- * A ringer that dies between 3 and 4 leaves a sleeper that nobody will ring. Its death is seen as the end of its
+ * One look serves everything that was published before it: who publishes many in a row may look once, after the last,
+ * but must look before it sleeps itself.
+ *
+ * A ringer that dies before 4 leaves a sleeper that nobody will ring. Its death is seen as the end of its
  * socket by the sleeper's process, which then rings without conditions (fq_bell_kick). That is why there is no
  * time limit on the sleep to hide a lost wake-up behind.
  */

@@ -4,7 +4,7 @@
  *
  *   FREE       in the front end's free list
  *   CLAIMED    the front end fills the slot and its header                      fq_lane_claim
- *   PUBLISHED  its number is on the submission ring; the worker owns it         fq_lane_publish
+ *   PUBLISHED  its number is on the submission ring; the worker owns it         fq_lane_push
  *   FINAL      the FINAL completion was taken: the input blocks are free        fq_lane_poll
  *   FREE       the answer was let go of                                         fq_lane_retire
  *
@@ -117,13 +117,18 @@ static inline void fq_lane_free(fq_front_lane *front, uint32_t number) {
     front->free_slots[front->free_count++] = number;
 }
 
-/* Hands the slot to the worker: 1 when the caller must wake it (fq_bell_wake), 0 when it is awake. -1: the ring
- * was full, which only a broken peer can bring about; the slot is still the caller's. */
-static inline int fq_lane_publish(fq_front_lane *front, uint32_t number) {
+/* Hands the slot to the worker, whose bell the caller rings (FQ_WANT_SUBMIT) after the last of those that it has now.
+ * -1: the ring was full, which only a broken peer can bring about; the slot is still the caller's. */
+static inline int fq_lane_push(fq_front_lane *front, uint32_t number) {
     fq_submission entry = {.slot = number};
     if (!fq_ring_push(&front->lane.submission, &entry)) return -1;
     front->states[number] = FQ_SLOT_PUBLISHED;
-    return fq_bell_take(front->worker, FQ_WANT_SUBMIT);
+    return 0;
+}
+
+/* The same for one alone: 1 when the caller must wake the worker (fq_bell_wake), 0 when it is awake; or -1. */
+static inline int fq_lane_publish(fq_front_lane *front, uint32_t number) {
+    return fq_lane_push(front, number) < 0 ? -1 : fq_bell_take(front->worker, FQ_WANT_SUBMIT);
 }
 
 /* Asks the worker to drop the request. 1: wake it. The slot's FINAL completion still comes. */

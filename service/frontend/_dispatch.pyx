@@ -39,12 +39,14 @@ cdef extern from "dispatch.h" nogil:
     void hr_dispatch_set_table(hr_dispatch *d, hr_table *table) noexcept
     int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                            hr_error *err) noexcept
+    void hr_dispatch_ring(hr_dispatch *d) noexcept
     void hr_dispatch_refuse_oversize(hr_dispatch *d) noexcept
     void hr_dispatch_limit_messages(hr_dispatch *d, uint64_t bytes) noexcept
     bint hr_dispatch_unordered(const hr_dispatch *d) noexcept
     void hr_dispatch_cancel(hr_dispatch *d, uint64_t handle) noexcept
     int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) noexcept
     void hr_dispatch_retire(hr_dispatch *d, const hr_answer *answer) noexcept
+    void hr_dispatch_heard(hr_dispatch *d) noexcept
     int hr_dispatch_arm(hr_dispatch *d) noexcept
     int64_t hr_dispatch_next_deadline(const hr_dispatch *d) noexcept
     uint32_t hr_dispatch_outstanding(const hr_dispatch *d) noexcept
@@ -226,6 +228,7 @@ cdef class Dispatcher:
                 failed = hr_dispatch_submit(self.d, wire.data, wire.length, &call, &handle, &err)
         if failed:
             raise RequestError(err.code, text_of(&err), err.transient)
+        hr_dispatch_ring(self.d)
         return handle
 
     @property
@@ -249,6 +252,7 @@ cdef class Dispatcher:
         cdef int64_t now = _c.fq_monotonic_ns() if now_ns is None else now_ns
         cdef list found = []
         cdef size_t size = 0
+        hr_dispatch_heard(self.d)
         while size < DRAINED and hr_dispatch_next(self.d, now, &self.answer):
             try:
                 payload = encode(&self.answer.response) if self.answer.code == 0 else <bytes>self.answer.error.text

@@ -1,8 +1,6 @@
 /* Requests in, answers out; dispatch.h tells the story. */
 #include "dispatch.h"
 
-#include <unistd.h>
-
 #include "dispatch_state.h"
 
 /* A handle: 42 bits of sequence, 6 of lane, 16 of slot. */
@@ -144,9 +142,10 @@ static int give_up(hr_dispatch *d, hr_lane *lane, hr_pending *p) {
 
 static int publish(hr_dispatch *d, hr_lane *lane, hr_pending *p, const hr_call *call, hr_error *err) {
     if (call->in_flight) atomic_fetch_add(call->in_flight, 1);
-    int wake = fq_lane_publish(&lane->front, p->slot);
-    if (wake > 0) fq_bell_wake(lane->front.worker);
-    if (wake >= 0) return 0;
+    if (fq_lane_push(&lane->front, p->slot) == 0) {
+        lane->unrung = true;
+        return 0;
+    }
     if (call->in_flight) atomic_fetch_sub(call->in_flight, 1);
     fq_input_free(&d->input, p->blocks, p->block_count);
     give_up(d, lane, p);
@@ -313,21 +312,12 @@ static int next_of_lane(hr_dispatch *d, hr_lane *lane, hr_answer *out) {
     }
 }
 
-/* Awake: nobody needs to ring, and the eventfd is quiet again. */
-static void disarm(hr_dispatch *d) {
-    uint64_t rings;
-    for (uint32_t i = 0; i < HR_MAX_LANES; i++)
-        if (d->lanes[i].open) fq_bell_disarm(&d->lanes[i].front.lane.header->front);
-    if (read(d->eventfd, &rings, sizeof rings) < 0) rings = 0; /* nobody rang */
-    d->armed = false;
-}
-
 int hr_dispatch_next(hr_dispatch *d, int64_t now_ns, hr_answer *out) {
-    if (d->armed) disarm(d);
-    for (uint32_t i = 0; i < HR_MAX_LANES; i++) {
-        hr_lane *lane = &d->lanes[(d->turn + i) % HR_MAX_LANES];
+    if (d->armed) hr_dispatch_disarm(d);
+    for (uint32_t i = 0; i < d->lane_count; i++) {
+        hr_lane *lane = &d->lanes[(d->turn + i) % d->lane_count];
         if (!lane->attached || !next_of_lane(d, lane, out)) continue;
-        d->turn = (d->turn + i) % HR_MAX_LANES;
+        d->turn = (d->turn + i) % d->lane_count;
         return 1;
     }
     return next_expired(d, now_ns, out);
@@ -344,16 +334,6 @@ void hr_dispatch_release(hr_dispatch *d, uint32_t number, uint32_t slot, bool ha
     hr_lane *lane = &d->lanes[number];
     const fq_completion done = {.answer.length = has_answer};
     retire(d, lane, &lane->pending[slot], &done);
-}
-
-int hr_dispatch_arm(hr_dispatch *d) {
-    d->armed = true;
-    for (uint32_t i = 0; i < HR_MAX_LANES; i++) {
-        if (!d->lanes[i].attached || fq_front_lane_arm(&d->lanes[i].front)) continue;
-        disarm(d);
-        return 0;
-    }
-    return 1;
 }
 
 int64_t hr_dispatch_next_deadline(const hr_dispatch *d) {
@@ -392,7 +372,7 @@ uint64_t hr_dispatch_spill_used(const hr_dispatch *d) { return d->input.spill.us
 
 int hr_dispatch_check(const hr_dispatch *d) {
     uint32_t used = 0;
-    for (uint32_t i = 0; i < HR_MAX_LANES; i++)
+    for (uint32_t i = 0; i < d->lane_count; i++)
         if (d->lanes[i].open) used += d->slots - d->lanes[i].front.free_count;
     if (used != d->outstanding) return 1;
     for (uint32_t i = 2; i <= d->deadlines.count; i++)

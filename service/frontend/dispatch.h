@@ -12,7 +12,9 @@
  *                                   longer needed. What the answer will need (names, id, which outputs) is
  *                                   remembered here. When slots or memory are out the caller gets
  *                                   RESOURCE_EXHAUSTED and nothing is held.
- *   PUBLISHED  hr_dispatch_submit   The worker has it. The client waits (WAITING).
+ *   PUBLISHED  hr_dispatch_submit   The worker has it. The client waits (WAITING). A worker that sleeps is woken by
+ *              hr_dispatch_ring     hr_dispatch_ring, once for all that a wake-up of the caller brought: a system call
+ *                                   for each would cost more than the request does.
  *   ANSWERED   hr_dispatch_next     By the worker's completion; or by the deadline; or by hr_dispatch_cancel; or
  *                                   because the lane closed. Just one of these is told, once for each token; of a
  *                                   cancelled one nothing is told, since it is the caller who knows. After a
@@ -99,6 +101,10 @@ typedef struct hr_call {
 int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                        hr_error *err);
 
+/* Wakes the workers that sleep and have been submitted to. To be called before the caller does anything that takes long;
+ * hr_dispatch_arm does it too. */
+void hr_dispatch_ring(hr_dispatch *d);
+
 /* Of the request that was accepted last: whether it asked, by headrace_unordered, for its answer out of turn. */
 bool hr_dispatch_unordered(const hr_dispatch *d);
 
@@ -135,6 +141,9 @@ void hr_dispatch_release(hr_dispatch *d, uint32_t lane, uint32_t slot, bool has_
 /* Before hr_dispatch_close_lane, for a caller that needs more than tokens: the next client that still waits for this lane,
  * with an answer that says that its worker is gone. 1, or 0 when there is none. It need not be retired. */
 int hr_dispatch_next_lost(hr_dispatch *d, uint32_t lane, hr_answer *out);
+
+/* The eventfd is readable: makes it quiet until a worker rings again. */
+void hr_dispatch_heard(hr_dispatch *d);
 
 /* Before the caller sleeps on the eventfd: 1 when it may, 0 when answers came in the meantime. It must not
  * sleep beyond hr_dispatch_next_deadline (INT64_MAX: there is none). */

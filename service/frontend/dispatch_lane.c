@@ -117,6 +117,7 @@ int hr_dispatch_open_lane(hr_dispatch *d, int *lane_fd, hr_error *err) {
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "a lane of %u slots (--slots-per-lane) cannot be made: %s", d->slots,
                        strerror(saved));
     }
+    if (number >= d->lane_count) d->lane_count = number + 1;
     *lane_fd = lane->fd;
     return (int)number;
 }
@@ -201,7 +202,7 @@ uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t number, uint64_t *token
 
 void hr_dispatch_free(hr_dispatch *d) {
     if (d == NULL) return;
-    for (uint32_t i = 0; i < HR_MAX_LANES; i++) hr_dispatch_close_lane(d, i, NULL);
+    for (uint32_t i = 0; i < d->lane_count; i++) hr_dispatch_close_lane(d, i, NULL);
     hr_table_drop(d->table);
     unmap(d->arena, d->arena_bytes);
     close_fd(d->arena_fd);

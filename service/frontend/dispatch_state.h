@@ -46,6 +46,7 @@ typedef struct hr_pending {
 typedef struct hr_lane {
     bool open;
     bool attached; /* a worker answers on it */
+    bool unrung;   /* requests were submitted since its worker's bell was looked at */
     int fd;
     void *memory;
     uint64_t bytes;
@@ -63,7 +64,8 @@ struct hr_dispatch {
     uint32_t slots; /* of each lane */
     int arena_fd;
     int eventfd;
-    bool armed; /* bells are armed, and the eventfd may have been written */
+    bool armed; /* bells are armed */
+    uint32_t lane_count; /* no lane above these was ever open */
     uint32_t turn; /* the lane that is polled next */
     uint32_t outstanding;
     uint64_t sequence;
@@ -83,6 +85,8 @@ struct hr_dispatch {
 
 /* Forgets a request whose slot is given back: the spec, the id, the timer. Its blocks are the caller's to free. */
 void hr_pending_clear(hr_dispatch *d, hr_pending *p);
+
+void hr_dispatch_disarm(hr_dispatch *d);
 
 /* May one more request of this model, with `bytes` of tensors, be in flight? 0, or -1 with *err. */
 int hr_bounds_check(const hr_dispatch *d, const hr_spec *spec, uint64_t bytes, hr_error *err);

@@ -159,7 +159,7 @@ static void expire(hr_io *io) {
 static void handle(hr_io *io, const struct epoll_event *event) {
     if (event->data.ptr == io) run_commands(io);
     else if (event->data.ptr == io->native) accept_all(io);
-    else if (event->data.ptr == io->dispatch) return; /* answers are taken after every wake-up */
+    else if (event->data.ptr == io->dispatch) hr_dispatch_heard(io->dispatch); /* answers are taken after every wake-up */
     else hr_connection_read(event->data.ptr);
 }
 
@@ -170,6 +170,7 @@ static void *loop(void *argument) {
         int count = epoll_wait(io->epoll, events, EVENTS, timeout_ms(io));
         io->now_ns = now_ns();
         for (int i = 0; i < count; i++) handle(io, &events[i]);
+        hr_dispatch_ring(io->dispatch); /* the workers have something to do while we send */
         hr_infer_answers(io);
         expire(io);
         hr_connections_say(io);

@@ -31,6 +31,12 @@ static void publish_two(void) { publish(0, 2); }
 static void publish_one(void) { publish(0, 1); }
 static void publish_one_more(void) { publish(1, 1); }
 
+/* One look at the bell for both. */
+static void publish_two_and_ring_once(void) {
+    for (uint32_t i = 0; i < 2; i++) (void)fq_ring_push(&producers[0], &i);
+    fq_bell_ring(&bell, FQ_WANT_SUBMIT);
+}
+
 /* Rings although the sleeper does not want this event. */
 static void ring_in_vain(void) { fq_bell_ring(&bell, FQ_WANT_RELEASE); }
 
@@ -75,6 +81,8 @@ static const char *nothing_left(void) {
 const ex_scenario ex_bell[] = {
     {.property = "no publication is slept through", .preemptions = 4, .setup = setup,
      .threads = {{"sleeper", sleep_for_two, 0}, {"ringer", publish_two, 0}}, ALL_TAKEN},
+    {.property = "nor when the ringer looks once for all that it has published", .preemptions = 4, .setup = setup,
+     .threads = {{"sleeper", sleep_for_two, 0}, {"ringer", publish_two_and_ring_once, 0}}, ALL_TAKEN},
     {.property = "nor with two ringers, each with its own ring", .preemptions = 3, .setup = setup,
      .threads = {{"sleeper", sleep_for_two, 0}, {"ringer", publish_one, 0}, {"another", publish_one_more, 0}},
      ALL_TAKEN},
@@ -98,5 +106,11 @@ const ex_scenario ex_bell[] = {
      .outcomes = {{"nothing came", EX_ALLOWED}, {"one came, and was taken", EX_ALLOWED},
                   {"asleep with work left", EX_FORBIDDEN}},
      .must_fail = "asleep with work left"},
+    {.property = "a ringer that dies between many publications and its one look strands nobody after the kick",
+     .preemptions = 3, .setup = setup,
+     .threads = {{"sleeper", sleep_for_ever, 0}, {"ringer", publish_two_and_ring_once, 1}, {"control", kick_after_end, 0}},
+     .outcome = nothing_left,
+     .outcomes = {{"nothing came", EX_ALLOWED}, {"one came, and was taken", EX_ALLOWED},
+                  {"two came, and were taken", EX_ALLOWED}, {"asleep with work left", EX_FORBIDDEN}}},
     {.property = NULL},
 };
