@@ -6,10 +6,32 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from hpack import Decoder
 from waiting import LIMIT_S
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = range(5)
+PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(6, 10)
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
+    """A frame as it is sent."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literals(headers: dict[str, str]) -> bytes:
+    """A header block without compression, of values shorter than 127 bytes."""
+    return b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in headers.items()
+    )
+
+
+def call_headers(path: str, **others: str) -> bytes:
+    """The header block of a gRPC call."""
+    headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test",
+               "content-type": "application/grpc", "te": "trailers"}  # fmt: skip
+    return literals(headers | {name.replace("_", "-"): value for name, value in others.items()})
 
 
 class Http2:
@@ -17,14 +39,18 @@ class Http2:
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # many small sends are our way
         self._file = self._socket.makefile("rb")
+        self.decoder = Decoder()
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         self.send(SETTINGS)
 
     def send(self, kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> None:
-        self._socket.sendall(
-            struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-        )
+        self.write(frame(kind, flags, stream, payload))
+
+    def write(self, data: bytes) -> None:
+        """Bytes of any number of frames. OSError: the server has hung up."""
+        self._socket.sendall(data)
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         """Every frame that comes, as (kind, flags, stream, payload); answers settings."""
@@ -38,15 +64,20 @@ class Http2:
 
     def call(self, stream: int, path: str, message: bytes = b"", flags: int = END_STREAM) -> None:
         """A gRPC call with its first message, which is its last one unless `flags` is 0."""
-        headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test",
-                   "content-type": "application/grpc", "te": "trailers"}  # fmt: skip
-        block = b"".join(
-            b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-            for name, value in headers.items()
-        )
-        self.send(HEADERS, END_HEADERS, stream, block)
+        self.send(HEADERS, END_HEADERS, stream, call_headers(path))
         self.send(DATA, flags, stream, struct.pack(">BI", 0, len(message)) + message)
 
     def close(self) -> None:
         self._file.close()
         self._socket.close()
+
+
+def answer(client: Http2, stream: int = 1) -> dict[str, str]:
+    """All headers and trailers of a call's answer."""
+    found: dict[str, str] = {}
+    for kind, flags, number, payload in client.frames():
+        if kind == HEADERS:
+            found |= dict(client.decoder.decode(payload))
+        if number == stream and (kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM)):
+            return found
+    raise AssertionError(f"the connection ended after {found}")

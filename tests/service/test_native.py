@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from hpack import Decoder
-from http2 import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM, Http2
+from http2 import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Http2, answer, call_headers
 from scripted import ScriptedEngine, affine, model_spec, tensor
 from silent import SilentClient
 from waiting import wait_until
@@ -21,7 +20,6 @@ from wire import SERVICE, Wire, infer_request, rows, status_of
 
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
 
-ENHANCE_YOUR_CALM = 11
 MB = 1 << 20
 PATH = f"{SERVICE}ModelInfer"
 
@@ -38,25 +36,7 @@ def megabyte():
 
 def block(**changes: str) -> bytes:
     """Headers of a call, without compression."""
-    headers = {":method": "POST", ":scheme": "http", ":path": PATH, ":authority": "test",
-               "content-type": "application/grpc", "te": "trailers"}  # fmt: skip
-    headers |= {name.replace("_", "-"): value for name, value in changes.items()}
-    return b"".join(
-        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in headers.items()
-    )
-
-
-def answer(client: Http2, stream: int = 1) -> dict[str, str]:
-    """All headers and trailers of a call's answer."""
-    found: dict[str, str] = {}
-    decoder = Decoder()
-    for kind, flags, number, payload in client.frames():
-        if kind == HEADERS:
-            found |= dict(decoder.decode(payload))
-        if number == stream and (kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM)):
-            return found
-    raise AssertionError(f"the connection ended after {found}")
+    return call_headers(PATH, **changes)
 
 
 @pytest.fixture
@@ -140,29 +120,6 @@ def take(client: Http2, stream: int) -> Iterator[tuple[int, int, int, bytes]]:
         yield frame
         if frame[0] == GOAWAY or (frame[2] == stream and frame[0] == RST_STREAM):
             return
-
-
-@pytest.mark.parametrize("flood", ["ping", "empty data"])
-def test_a_peer_that_floods_is_told_to_calm_down_and_is_gone(serve, flood):
-    service, wire = serve(affine())
-    client = Http2(service.grpc_port)
-    client.send(HEADERS, END_HEADERS, 1, block())
-    frames = [(PING, 0, 0, bytes(8))] * 200 if flood == "ping" else [(DATA, 0, 1, b"")] * 2000
-    codes: list[int] = []
-    try:
-        while not codes:
-            for frame in frames:
-                client.send(*frame)
-            client.send(PING, 0, 0, b"progress")
-            for kind, _, _, payload in client.frames():
-                if kind == GOAWAY:
-                    codes.append(int.from_bytes(payload[4:8], "big"))
-                if kind == GOAWAY or (kind == PING and payload == b"progress"):
-                    break
-    except OSError:
-        pass  # hung up on in the middle of it
-    assert set(codes) <= {ENHANCE_YOUR_CALM}
-    assert wire.infer(infer_request("affine", x=rows(1))).model_name == "affine"
 
 
 def test_connections_beyond_the_bound_are_hung_up_on_and_others_go_on(serve):
@@ -372,7 +329,7 @@ def test_connections_that_come_and_go_leave_nothing(serve):
         cycle()
     before = anonymous_kb()
     open_before = descriptors()
-    for _ in range(2000):
+    for _ in range(10_000):
         cycle()
     assert descriptors() <= open_before + 4
     assert anonymous_kb() - before < 8 << 10

@@ -4,8 +4,9 @@
  * given that pointer, gives it back in its callback, and nothing is copied.
  *
  * LIMITS on what a peer may do. nghttp2 itself limits resets, CONTINUATION frames, entries of SETTINGS and unread
- * acknowledgements (the options below). Counted here: a call's headers (hr_stream_header), PINGs in a row and frames in a
- * row that carry nothing. Who goes beyond is told ENHANCE_YOUR_CALM and is gone.
+ * acknowledgements (the options below). Counted here: a call's headers (hr_stream_header); between two frames that carry
+ * something of a call, either way, PINGs, other frames and bytes (of frames that nghttp2 tells nobody of); and what waits
+ * for a peer that does not read. Who goes beyond gets a GOAWAY and is gone.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -27,9 +28,13 @@ static hr_stream *stream_of(nghttp2_session *session, int32_t id) {
 }
 
 static int calm_down(hr_connection *c) {
+    c->leaving = true;
     nghttp2_session_terminate_session(c->session, NGHTTP2_ENHANCE_YOUR_CALM);
     return 0;
 }
+
+/* Something of a call came or went: the counting of what does nothing begins again. */
+static void carried(hr_connection *c) { c->pings = c->idle_frames = c->idle_bytes = 0; }
 
 static bool is_request(const nghttp2_frame *frame) {
     return frame->hd.type == NGHTTP2_HEADERS && frame->headers.cat == NGHTTP2_HCAT_REQUEST;
@@ -59,9 +64,8 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
     hr_connection *c = user;
     hr_stream *s = frame->hd.stream_id ? stream_of(session, frame->hd.stream_id) : NULL;
     if (frame->hd.type == NGHTTP2_PING) return on_ping(c, frame);
-    bool carries = frame->hd.type == NGHTTP2_HEADERS || (frame->hd.type == NGHTTP2_DATA && frame->hd.length > 0);
-    c->idle_frames = carries ? 0 : c->idle_frames + 1;
-    if (c->idle_frames > HR_IDLE_FRAMES) return calm_down(c);
+    if (frame->hd.type == NGHTTP2_HEADERS || (frame->hd.type == NGHTTP2_DATA && frame->hd.length > 0)) carried(c);
+    else if (++c->idle_frames > HR_IDLE_FRAMES) return calm_down(c);
     if (s == NULL) return 0;
     if (is_request(frame)) hr_stream_begin(s);
     if ((frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
@@ -125,6 +129,7 @@ static int on_send_data(nghttp2_session *session, nghttp2_frame *frame, const ui
     if (c->out.pending >= HR_OUTPUT_CAP) return NGHTTP2_ERR_WOULDBLOCK;
     if (hr_output_copy(&c->out, head, 9) < 0 || hr_stream_write(source->ptr, length) < 0)
         return NGHTTP2_ERR_CALLBACK_FAILURE;
+    if (length > 0) carried(c); /* clients answer it with WINDOW_UPDATE and PING */
     return 0;
 }
 
@@ -159,8 +164,27 @@ int hr_connections_init(void) {
 
 /* ---- reading ---- */
 
-static int give(hr_connection *c, const uint8_t *data, size_t length) {
-    return nghttp2_session_mem_recv(c->session, data, length) == (ssize_t)length ? 0 : -1;
+/* What a peer is told that nghttp2 will have nothing more to do with. */
+static uint32_t last_word(ssize_t failure) {
+    switch (failure) {
+    case NGHTTP2_ERR_BAD_CLIENT_MAGIC: return NGHTTP2_PROTOCOL_ERROR;
+    case NGHTTP2_ERR_NOMEM:
+    case NGHTTP2_ERR_CALLBACK_FAILURE: return NGHTTP2_INTERNAL_ERROR;
+    default: return NGHTTP2_ENHANCE_YOUR_CALM;
+    }
+}
+
+/* False: the peer has gone too far. */
+static bool give(hr_connection *c, const uint8_t *data, size_t length) {
+    ssize_t taken = nghttp2_session_mem_recv(c->session, data, length);
+    if (taken < 0) {
+        c->leaving = true;
+        nghttp2_session_terminate_session(c->session, last_word(taken));
+    }
+    c->idle_bytes += (uint32_t)length;
+    if (c->idle_bytes > HR_IDLE_BYTES && !c->leaving) calm_down(c);
+    if (nghttp2_session_get_outbound_queue_size(c->session) > HR_QUEUED_FRAMES) c->leaving = true;
+    return !c->leaving;
 }
 
 /* Room in the message that this DATA frame continues. */
@@ -181,8 +205,8 @@ static int read_once(hr_connection *c) {
     if (bytes < 0) return errno == EAGAIN ? 0 : -1;
     if (bytes == 0) return -1;
     size_t first = (size_t)bytes < direct ? (size_t)bytes : direct;
-    if (first > 0 && give(c, parts[0].iov_base, first) < 0) return -1;
-    if ((size_t)bytes > first && give(c, c->io->buffer, (size_t)bytes - first) < 0) return -1;
+    if (first > 0 && !give(c, parts[0].iov_base, first)) return 0;
+    if ((size_t)bytes > first && !give(c, c->io->buffer, (size_t)bytes - first)) return 0;
     return (size_t)bytes == direct + HR_READ;
 }
 
@@ -239,8 +263,9 @@ static bool say(hr_connection *c) {
         int sent = hr_output_flush(c->io, &c->out, c->fd);
         if (sent < 0) return false;
         want_writable(c, sent == 0);
-        if (sent == 0) return true;
+        if (sent == 0) return !c->leaving;
     }
+    if (c->leaving) return false;
     return nghttp2_session_want_read(c->session) || nghttp2_session_want_write(c->session);
 }
 
@@ -311,8 +336,16 @@ static void forget_dirty(hr_connection *c) {
         }
 }
 
+/* A close with bytes unread is a reset, which may overtake the GOAWAY: what is there is read before. */
+static void part(const hr_connection *c) {
+    shutdown(c->fd, SHUT_WR);
+    for (size_t left = HR_IDLE_BYTES; left >= HR_READ; left -= HR_READ)
+        if (recv(c->fd, c->io->buffer, HR_READ, MSG_DONTWAIT) <= 0) return;
+}
+
 void hr_connection_close(hr_connection *c) {
     hr_io *io = c->io;
+    if (c->leaving) part(c);
     if (c->dirty) forget_dirty(c);
     c->dirty = true; /* its streams' ends need no wake-up */
     while (c->streams) hr_stream_close(c->streams); /* nghttp2_session_del calls nobody */

@@ -28,8 +28,10 @@ enum {
     HR_WINDOW = 64,                 /* requests in flight on one stream */
     HR_READ_AHEAD = 64 << 20,       /* bytes of a stream's requests without answers, or answers not sent */
     HR_READ_TO_REFUSE = 64 << 20,   /* a message that is too large by no more is read, to be refused in its turn */
-    HR_PINGS = 10000,               /* in a row, without a call */
+    HR_PINGS = 10000,               /* in a row, with nothing that calls carry in between */
     HR_IDLE_FRAMES = 100000,        /* frames in a row that carry nothing */
+    HR_IDLE_BYTES = 40 << 20,       /* the same; more than a refused message of which the client does not know yet */
+    HR_QUEUED_FRAMES = 10 << 10,    /* that a peer brings about and does not read: some for each stream */
     HR_PATH = 256                   /* of a method */
 };
 
@@ -247,7 +249,8 @@ struct hr_connection {
     bool frame_padded;
     hr_stream *direct; /* whose message the socket is read into */
     /* what a peer may not do for ever */
-    uint32_t pings, idle_frames;
+    uint32_t pings, idle_frames, idle_bytes;
+    bool leaving; /* it did: a GOAWAY, if there is room for it, and no more */
 };
 
 int hr_connections_init(void);

@@ -103,7 +103,6 @@ static void forget_headers(hr_stream *s) {
 }
 
 void hr_stream_begin(hr_stream *s) {
-    s->connection->pings = s->connection->idle_frames = 0;
     if (!s->post) {
         refuse_http(s, "405");
         return;
