@@ -1,5 +1,6 @@
 /* fq_fill.h: puts a request whose tensors lie elsewhere into the input arena: header first, then each tensor on
- * its own 64-byte boundary. One copy of every byte. (A front end that receives into the arena writes headers itself.)
+ * its own 64-byte boundary. One copy of every byte. Tensors that lie in the arena already, because their message was received
+ * there (fq_grow.h), stay where they are, on whatever boundary: the header refers to them.
  */
 #ifndef FQ_FILL_H
 #define FQ_FILL_H
@@ -12,13 +13,15 @@ enum { FQ_FILL_BLOCKS = 64 }; /* extents that one message is spread over at most
 /* Writes the next `length` bytes of a tensor to `to`. Every piece but a tensor's last is a multiple of FQ_ALIGN. */
 typedef void fq_write(void *state, void *to, uint64_t length);
 
-/* A tensor to copy, or to have written by whoever can make its bytes: then `write` and `state`, and no data. */
+/* A tensor to copy; or to refer to: then `placed`, and no data; or to have written by whoever can make its bytes: then `write`
+ * and `state`, and no data. */
 typedef struct fq_source {
     uint32_t index; /* of the model's input; sources come in ascending order */
     uint32_t rank;
     const int64_t *dims;
     const void *data;
     uint64_t length;
+    uint64_t placed; /* its offset in the arena, where it lies there; else 0 */
     fq_write *write;
     void *state;
     uint32_t rows;            /* of elements of variable size, where the model batches; else 0. Where each ends: */
@@ -37,6 +40,10 @@ typedef struct fq_cursor {
 static inline uint32_t fq_fill_copy(unsigned char *base, fq_cursor *c, const fq_source *source, fq_extent *out) {
     const unsigned char *from = (const unsigned char *)source->data;
     uint32_t count = 0;
+    if (source->placed && source->length) {
+        out[0] = (fq_extent){source->placed, source->length};
+        return 1;
+    }
     c->at = fq_round_up(c->at, FQ_ALIGN);
     for (uint64_t left = source->length; left > 0;) {
         if (c->at == c->blocks->length) *c = (fq_cursor){c->blocks + 1, 0};
@@ -56,7 +63,7 @@ static inline uint64_t fq_source_table_bytes(const fq_source *source) { return s
 static inline uint64_t fq_fill_bytes(const fq_source *sources, uint32_t count, uint32_t extents) {
     uint64_t bytes = fq_header_bytes(count, extents);
     for (uint32_t i = 0; i < count; i++) {
-        bytes = fq_round_up(bytes, FQ_ALIGN) + sources[i].length;
+        bytes = fq_round_up(bytes, FQ_ALIGN) + (sources[i].placed ? 0 : sources[i].length);
         bytes = fq_round_up(bytes, FQ_ALIGN) + fq_source_table_bytes(&sources[i]);
     }
     return bytes;

@@ -16,6 +16,9 @@
  * nowhere else, as long as one of that size can fit there at all; a larger one, or one of an arena without a tail, is
  * the head's business after all.
  *
+ * A message that is still arriving lies in one run that grows with it (fq_grow.h), and wishes for the blocks it will need. Who
+ * takes small blocks leaves those alone as long as there are others.
+ *
  * Offset 0 to 4095 is the arena's header page; the first large block starts at FQ_LARGE.
  */
 #ifndef FQ_INPUT_H
@@ -39,12 +42,13 @@ typedef struct fq_input {
     uint32_t hint;         /* where to look for small blocks first */
     uint64_t used_bytes;   /* in blocks handed out */
     uint64_t *small_free;  /* caller's memory: per large block, a bit per free small block */
+    uint64_t *wished;      /* likewise, per small block that a growing message hopes for; some may not be free */
     unsigned char *states; /* caller's memory: per large block */
     fq_spill spill;        /* without pages: there is no tail */
 } fq_input;
 
 /* Private memory for an arena whose head has `blocks` large blocks, in bytes (aligned to 8). */
-static inline size_t fq_input_private_bytes(uint32_t blocks) { return blocks * (sizeof(uint64_t) + 1u); }
+static inline size_t fq_input_private_bytes(uint32_t blocks) { return blocks * (2 * sizeof(uint64_t) + 1u); }
 static inline uint64_t fq_input_arena_bytes(uint32_t blocks) { return FQ_LARGE + (uint64_t)blocks * FQ_LARGE; }
 
 static inline void fq_input_init(fq_input *input, uint32_t blocks, void *private_memory) {
@@ -54,8 +58,10 @@ static inline void fq_input_init(fq_input *input, uint32_t blocks, void *private
     input->hint = 0;
     input->used_bytes = 0;
     input->small_free = (uint64_t *)private_memory;
-    input->states = (unsigned char *)(input->small_free + blocks);
+    input->wished = input->small_free + blocks;
+    input->states = (unsigned char *)(input->wished + blocks);
     memset(private_memory, 0, fq_input_private_bytes(blocks));
+    memset(input->small_free, 0xff, blocks * sizeof(uint64_t));
     input->spill = (fq_spill){.pages = 0};
 }
 
@@ -99,7 +105,6 @@ static inline uint32_t fq_bit_run(uint64_t bits, uint32_t count) {
 
 static inline void fq_input_break(fq_input *input, uint32_t block) {
     input->states[block] = FQ_BROKEN;
-    input->small_free[block] = ~0ull;
     input->free_blocks--;
 }
 
@@ -108,14 +113,15 @@ static inline void fq_input_take_smalls(fq_input *input, uint32_t block, uint32_
     input->used_bytes += (uint64_t)count * FQ_SMALL;
 }
 
-/* A run of `count` (1 to 64) small blocks below large block `limit`. 1 when found. */
-static inline int fq_input_smalls(fq_input *input, uint32_t count, uint32_t limit, fq_extent *out) {
+/* A run of `count` (1 to 64) small blocks below large block `limit`, wished-for ones only if `wished_too`. 1 when found. */
+static inline int fq_input_smalls_but(fq_input *input, uint32_t count, uint32_t limit, int wished_too, fq_extent *out) {
     uint32_t fresh = limit;
     for (uint32_t i = 0; i < limit; i++) {
         uint32_t block = input->hint + i < limit ? input->hint + i : input->hint + i - limit;
-        if (input->states[block] == FQ_WHOLE_FREE && fresh == limit) fresh = block;
+        uint64_t without = wished_too ? 0 : input->wished[block];
+        if (input->states[block] == FQ_WHOLE_FREE && fresh == limit && !without) fresh = block;
         if (input->states[block] != FQ_BROKEN) continue;
-        uint32_t first = fq_bit_run(input->small_free[block], count);
+        uint32_t first = fq_bit_run(input->small_free[block] & ~without, count);
         if (first == 64) continue;
         fq_input_take_smalls(input, block, first, count);
         input->hint = block;
@@ -128,6 +134,10 @@ static inline int fq_input_smalls(fq_input *input, uint32_t count, uint32_t limi
     input->hint = fresh;
     *out = (fq_extent){fq_input_offset(fresh), (uint64_t)count * FQ_SMALL};
     return 1;
+}
+
+static inline int fq_input_smalls(fq_input *input, uint32_t count, uint32_t limit, fq_extent *out) {
+    return fq_input_smalls_but(input, count, limit, 0, out) || fq_input_smalls_but(input, count, limit, 1, out);
 }
 
 /* The longest run of WHOLE_FREE blocks below `limit`, not longer than `wanted`. Returns its length. */

@@ -23,18 +23,22 @@ typedef struct fq_spill {
     uint64_t kept;       /* pages from the start of the tail that are never punched */
     uint64_t used_pages;
     uint64_t *free_bits; /* caller's memory: a bit per page */
+    uint64_t *wished;    /* likewise, of pages that a growing message hopes for (fq_grow.h); some may not be free */
     fq_punch *punch;     /* NULL: nothing is punched */
     int fd;              /* of the arena, for `punch` */
 } fq_spill;
 
 /* Private memory for a tail of `bytes` bytes, in bytes (aligned to 8). */
-static inline size_t fq_spill_private_bytes(uint64_t bytes) { return fq_runs_words(bytes / FQ_PAGE) * sizeof(uint64_t); }
+static inline size_t fq_spill_private_bytes(uint64_t bytes) {
+    return 2 * fq_runs_words(bytes / FQ_PAGE) * sizeof(uint64_t);
+}
 
 /* A tail of `bytes` bytes at `offset`, of which `kept_bytes` stay ours for good once they were used. */
 static inline void fq_spill_init(fq_spill *spill, uint64_t offset, uint64_t bytes, uint64_t kept_bytes,
                                  void *private_memory) {
     *spill = (fq_spill){.offset = offset, .pages = bytes / FQ_PAGE, .kept = kept_bytes / FQ_PAGE, .fd = -1};
     spill->free_bits = (uint64_t *)private_memory;
+    spill->wished = spill->free_bits + fq_runs_words(spill->pages);
     fq_runs_set(spill->free_bits, 0, spill->pages, 1);
 }
 

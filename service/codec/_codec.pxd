@@ -108,6 +108,7 @@ cdef extern from "hr_scan.h" nogil:
         uint64_t number
     ctypedef struct hr_params:
         uint32_t field
+    size_t hr_find_raw(hr_view head) noexcept
     int hr_scan(const uint8_t *message, size_t length, hr_request *out, hr_error *err) noexcept
     hr_params hr_request_params(const hr_request *request) noexcept
     hr_params hr_input_params(const hr_input *input) noexcept

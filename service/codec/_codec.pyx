@@ -207,6 +207,11 @@ def scan(bytes message):
     return describe(&scratch.request)
 
 
+def find_raw(bytes head):
+    """Where the first raw contents begin, of a message that begins with `head`; 0 when that cannot be told."""
+    return hr_find_raw(view(head))
+
+
 cdef bytes bound_data(Spec spec, const hr_bound *bound, uint32_t i, size_t piece):
     cdef const hr_bound_input *data = &bound.inputs[i]
     if not data.typed:

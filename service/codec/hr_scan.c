@@ -279,3 +279,19 @@ int hr_scan(const uint8_t *message, size_t length, hr_request *out, hr_error *er
                    "else",
                    s.fault, (size_t)(s.fault_at - message), length);
 }
+
+size_t hr_find_raw(hr_view head) {
+    const uint8_t *p = head.data, *end = p + head.length;
+    while (p != NULL && p < end) {
+        uint64_t length;
+        uint32_t tag;
+        p = hr_read_tag(p, end, &tag);
+        if (p == NULL) break;
+        if (tag == HR_TAG(7, HR_BYTES)) {
+            p = hr_read_varint(p, end, &length);
+            return p ? (size_t)(p - head.data) : 0;
+        }
+        p = hr_skip(p, end, tag, HR_MAX_DEPTH);
+    }
+    return 0;
+}

@@ -81,6 +81,10 @@ typedef struct hr_request {
 /* 0, or -1 with INVALID_ARGUMENT in *err. After -1 *out holds nothing of use. */
 int hr_scan(const uint8_t *message, size_t length, hr_request *out, hr_error *err);
 
+/* Where the first raw contents of a message begin, of which `head` is all that has come; 0 when that cannot be told. A guess to
+ * place it by: nothing is checked. */
+size_t hr_find_raw(hr_view head);
+
 /* ---- parameters ---- */
 
 enum hr_kind { HR_KIND_NONE, HR_KIND_BOOL, HR_KIND_INT64, HR_KIND_STRING, HR_KIND_DOUBLE, HR_KIND_UINT64 };

@@ -79,47 +79,6 @@ static int remember(hr_dispatch *d, hr_pending *p, hr_spec *spec, const hr_call 
     return 0;
 }
 
-/* Where a request's tensors come from, while they are copied. */
-typedef struct hr_sources {
-    fq_source of[HR_MAX_TENSORS];
-    hr_typed typed[HR_MAX_TENSORS];
-    hr_row_ends row_ends[HR_MAX_TENSORS];
-} hr_sources;
-
-static void find_source(const hr_dispatch *d, const hr_spec *spec, uint32_t i, hr_sources *out) {
-    const hr_bound_input *in = &d->bound.inputs[i];
-    fq_source *source = &out->of[i];
-    *source = (fq_source){
-        .index = i, .rank = in->rank, .dims = in->dims, .data = in->data.data, .length = in->data.length};
-    if (in->typed) {
-        out->typed[i] = hr_typed_at(in->input, spec->inputs[i].datatype);
-        source->write = hr_typed_write;
-        source->state = &out->typed[i];
-    }
-    if (spec->inputs[i].datatype != HR_BYTES_DATATYPE || spec->max_batch_size == 0) return;
-    out->row_ends[i] = hr_row_ends_at(in->input, in->data, in->typed);
-    source->rows = d->bound.rows;
-    source->write_ends = hr_row_ends_write;
-    source->ends_state = &out->row_ends[i];
-}
-
-/* Copies the tensors into the input arena, and writes what is typed, and where rows of BYTES end, straight into it. */
-static int fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err) {
-    hr_sources sources;
-    uint32_t count = d->bound.input_count;
-    for (uint32_t i = 0; i < count; i++) find_source(d, p->spec, i, &sources);
-    uint64_t bytes = fq_fill_bytes(sources.of, count, count);
-    uint64_t used = d->input.used_bytes, spill_used = hr_dispatch_spill_used(d);
-    if (hr_bounds_check(d, p->spec, bytes, err) < 0) return -1;
-    p->block_count = fq_fill(&d->input, d->arena, sources.of, count, p->blocks, slot);
-    if (p->block_count == 0) return hr_bounds_arena(d, bytes, err);
-    p->bytes = d->input.used_bytes - used;
-    p->spill_bytes = hr_dispatch_spill_used(d) - spill_used;
-    p->spec->bytes += p->bytes;
-    p->spec->spill_bytes += p->spill_bytes;
-    return 0;
-}
-
 /* Every word of the slot but the cancel word, which claiming cleared, and the header, which fill has set. */
 static void describe(const hr_dispatch *d, const hr_pending *p, const hr_call *call, fq_slot *slot) {
     slot->model = p->spec->id;
@@ -162,7 +121,7 @@ static int claim(hr_dispatch *d, hr_lane *lane, hr_spec *spec, const hr_call *ca
         fq_lane_free(&lane->front, number);
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "no memory for an id of %zu bytes", d->request.id.length);
     }
-    if (fill(d, p, slot, err) < 0) return give_up(d, lane, p);
+    if (hr_fill(d, p, slot, err) < 0) return give_up(d, lane, p);
     hr_deadlines_add(&d->deadlines, &p->timer, deadline_ns);
     describe(d, p, call, slot);
     *handle = handle_of(p);
@@ -175,8 +134,8 @@ static int check_size(const hr_dispatch *d, const hr_spec *spec, hr_error *err) 
                    spec->max_batch_size, HR_NAME(spec->name), d->bound.rows);
 }
 
-int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
-                       hr_error *err) {
+static int submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
+                  hr_error *err) {
     if (length > d->max_message)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED,
                        "a message of %zu bytes is larger than the %llu that --max-message-bytes allows: send fewer "
@@ -194,6 +153,18 @@ int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, co
                        "arrived",
                        HR_NAME(spec->name));
     return claim(d, lane, spec, call, deadline_ns, handle, err);
+}
+
+int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
+                       hr_error *err) {
+    d->arrived = NULL;
+    return submit(d, message, length, call, handle, err);
+}
+
+int hr_dispatch_submit_arrived(hr_dispatch *d, hr_arriving *a, size_t length, const hr_call *call, uint64_t *handle,
+                               hr_error *err) {
+    d->arrived = a;
+    return submit(d, d->arena + a->run.offset + a->shift, length, call, handle, err);
 }
 
 bool hr_dispatch_unordered(const hr_dispatch *d) { return d->bound.unordered; }

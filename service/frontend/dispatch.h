@@ -9,7 +9,9 @@
  *   CLAIMED    hr_dispatch_submit   The message was scanned, bound to a model and found valid, and the model's
  *                                   lane gave it a slot. Its tensors are copied into the input arena, each on a
  *                                   64-byte boundary, behind the header the worker reads; the message itself is no
- *                                   longer needed. What the answer will need (names, id, which outputs) is
+ *                                   longer needed. Raw contents of a message that was received into the arena
+ *                                   (hr_dispatch_receive) stay where they are, and the header refers to them: its
+ *                                   memory is then the request's. What the answer will need (names, id, which outputs) is
  *                                   remembered here. When slots or memory are out the caller gets
  *                                   RESOURCE_EXHAUSTED and nothing is held.
  *   PUBLISHED  hr_dispatch_submit   The worker has it. The client waits (WAITING). A worker that sleeps is woken by
@@ -97,13 +99,47 @@ typedef struct hr_call {
     _Atomic uint64_t *in_flight; /* one more, from just before the worker can see the request; may be NULL */
 } hr_call;
 
-/* 0, or -1 with what the client is to be told in *err. */
+/* 0, or -1 with what the client is to be told in *err. The message is the caller's, and no longer needed. */
 int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
                        hr_error *err);
 
 /* Wakes the workers that sleep and have been submitted to. To be called before the caller does anything that takes long;
  * hr_dispatch_arm does it too. */
 void hr_dispatch_ring(hr_dispatch *d);
+
+/* ---- messages that are received into the input arena ---- */
+
+/* A message on its way in: all zeros before its first byte. Its bytes lie in one run of the arena, which grows. */
+typedef struct hr_arriving {
+    fq_extent run;
+    uint64_t whole; /* bytes that the run has in the end */
+    uint32_t shift; /* of the message within the run */
+} hr_arriving;
+
+/* Whether messages of `length` bytes may be received so at all; whether they lie in the spill; and how many bytes of messages that
+ * lie where they do one client may have. */
+bool hr_dispatch_can_receive(const hr_dispatch *d, uint64_t length);
+bool hr_dispatch_spills(const hr_dispatch *d, uint64_t length);
+uint64_t hr_dispatch_share(const hr_dispatch *d, uint64_t length);
+
+/* Begins: `first` is what has come of a message that will have `length` bytes. It decides where the message is put, so that its
+ * first raw contents lie on a boundary; it is not copied. */
+void hr_dispatch_arrive(hr_arriving *a, uint64_t length, hr_view first);
+
+/* Memory for the first `bytes` bytes of the message, of which *room may then be written; what was written before is there, but
+ * may have moved. NULL: the arena has no room now, nothing has changed. */
+uint8_t *hr_dispatch_receive(hr_dispatch *d, hr_arriving *a, uint64_t bytes, uint64_t *room);
+
+/* Why it has none: *err. */
+void hr_dispatch_no_room(const hr_dispatch *d, const hr_arriving *a, hr_error *err);
+
+/* As hr_dispatch_submit, of a message of `length` bytes that has come. When it is accepted the memory is the request's, and *a all
+ * zeros; tensors of raw contents are not copied. */
+int hr_dispatch_submit_arrived(hr_dispatch *d, hr_arriving *a, size_t length, const hr_call *call, uint64_t *handle,
+                               hr_error *err);
+
+/* Gives back the memory of a message that will not be submitted. *a is all zeros then. */
+void hr_dispatch_abandon(hr_dispatch *d, hr_arriving *a);
 
 /* Of the request that was accepted last: whether it asked, by headrace_unordered, for its answer out of turn. */
 bool hr_dispatch_unordered(const hr_dispatch *d);

@@ -5,6 +5,7 @@
 #include "dispatch.h"
 #include "dispatch_deadlines.h"
 #include "fq_fill.h"
+#include "fq_grow.h"
 #include "fq_lane.h"
 #include "fq_policy.h"
 #include "hr_scan.h"
@@ -40,7 +41,7 @@ typedef struct hr_pending {
     uint8_t outputs[HR_MAX_TENSORS];
     uint32_t classes[HR_MAX_TENSORS];
     uint8_t id_inline[HR_ID_INLINE];
-    fq_extent blocks[FQ_FILL_BLOCKS];
+    fq_extent blocks[FQ_FILL_BLOCKS + 1]; /* and the message itself, if it was received here */
 } hr_pending;
 
 typedef struct hr_lane {
@@ -80,6 +81,7 @@ struct hr_dispatch {
     hr_deadlines deadlines;
     hr_request request; /* scratch of submit */
     hr_bound bound;
+    hr_arriving *arrived; /* where the message in hand lies in the arena, or NULL */
     hr_lane lanes[HR_MAX_LANES];
 };
 
@@ -87,6 +89,9 @@ struct hr_dispatch {
 void hr_pending_clear(hr_dispatch *d, hr_pending *p);
 
 void hr_dispatch_disarm(hr_dispatch *d);
+
+/* Puts the request in hand into the arena, and points the slot at it: 0, or -1 with *err. */
+int hr_fill(hr_dispatch *d, hr_pending *p, fq_slot *slot, hr_error *err);
 
 /* May one more request of this model, with `bytes` of tensors, be in flight? 0, or -1 with *err. */
 int hr_bounds_check(const hr_dispatch *d, const hr_spec *spec, uint64_t bytes, hr_error *err);

@@ -68,3 +68,39 @@ def test_random_bytes() -> None:
     random = Random(7)
     for _ in range(CASES * 4):
         same(random.randbytes(random.randrange(24)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_raw_contents_are_found_in_the_beginning_of_a_message(seed: int) -> None:
+    """From every beginning: where the scanner finds them, or nowhere yet."""
+    random, found = Random(3000 + seed), 0
+    for _ in range(CASES):
+        request = inference.ModelInferRequest.FromString(inference_request(random))
+        raw = bytes(random.randrange(1, 300))
+        first = request.SerializeToString()
+        wire = first + inference.ModelInferRequest(raw_input_contents=[raw, b"more"]).SerializeToString()
+        at = len(first) + 1 + (1 if len(raw) < 128 else 2)
+        for length in range(len(wire) + 1):
+            place = _codec.find_raw(wire[:length])
+            assert place == (at if length >= at else 0), (wire.hex(), length)
+            found += place > 0
+    assert found > CASES
+
+
+def test_of_random_bytes_the_place_lies_within_them() -> None:
+    random = Random(8)
+    for _ in range(CASES * 4):
+        head = random.randbytes(random.randrange(24))
+        assert 0 <= _codec.find_raw(head) <= len(head)
+
+
+def inference_request(random: Random) -> bytes:
+    """A request without raw contents."""
+    request = inference.ModelInferRequest(
+        model_name="m" * random.randrange(200), id="i" * random.randrange(70)
+    )
+    request.parameters["p"].int64_param = random.getrandbits(60)
+    for i in range(random.randrange(3)):
+        request.inputs.add(name=f"x{i}", datatype="FP32", shape=(random.randrange(1000), 2))
+        request.outputs.add(name="y")
+    return request.SerializeToString()

@@ -17,15 +17,18 @@
  *   native_output.c      what a connection still has to send
  *   native_stream.c      gRPC: headers, messages out, status and trailers
  *   native_incoming.c    messages in
+ *   native_arriving.c    the memory that they lie in meanwhile, and how much of it a connection may have
  *   native_compression.c compressed ones
  *   native_metadata.c    the words of gRPC in headers: time-outs, percent-encoding
  *   native_infer.c       ModelInfer and ModelStreamInfer over the dispatcher
  *   native_rpc.c         calls that Python answers
  *
- * MEMORY. A message that is still arriving lies in memory of its own, which grows with what has come and never with what
- * was announced. Its tensors are copied into the input arena when it is whole. An answer is sent from where it lies in
- * the output arena; when clients do not read, and such answers have `held_bytes`, the oldest are copied out, so that a
- * worker never waits for a client. Wherever they lie, answers count against `answer_bytes` until the kernel has them.
+ * MEMORY. A message that is still arriving has memory that grows with what has come and never with what was announced. A
+ * larger one lies in the input arena from its first bytes on, in one run of pages: the socket is read into it, its tensors are
+ * never copied, and the request that is published refers to them. Half-sent messages of a connection have a quarter of the
+ * arena at most, and nothing of its last quarter (native_arriving.c). An answer is sent from where it lies in the output
+ * arena; when clients do not read, and such answers have `held_bytes`, the oldest are copied out, so that a worker never
+ * waits for a client. Wherever they lie, answers count against `answer_bytes` until the kernel has them.
  *
  * BACK-PRESSURE is HTTP/2's windows and nothing else. The connection's window is given back at once, so that one slow
  * stream never stops the others; a stream's is withheld while it may not read on (hr_stream_is_full).

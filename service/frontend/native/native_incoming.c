@@ -2,8 +2,7 @@
  *
  *   prefix (5 bytes) -> message -> prefix -> message ... -> half-closed
  *
- * A message that one piece holds is handed on where it lies. Others are put together in memory that grows with what has
- * come. A stream that is full (hr_stream_is_full) is not parsed: what was sent ahead of the answer waits, bounded by
+ * A message that one piece holds is handed on where it lies. Others are put together where native_arriving.c says. A stream that is full (hr_stream_is_full) is not parsed: what was sent ahead of the answer waits, bounded by
  * the stream's window, which is given back only when it has been parsed.
  */
 #include <stdio.h>
@@ -24,7 +23,7 @@ static uint64_t readable(const hr_stream *s) {
 
 static void deliver(hr_stream *s, const uint8_t *data, size_t length) {
     if (s->method == HR_METHOD_RPC) hr_rpc_message(s, data, length);
-    else if (s->method != HR_METHOD_OVER) hr_infer_message(s, data, length);
+    else if (s->method != HR_METHOD_OVER) hr_infer_message(s, data, length, NULL);
 }
 
 static void deliver_compressed(hr_stream *s, const uint8_t *data, size_t length) {
@@ -37,13 +36,13 @@ static void deliver_compressed(hr_stream *s, const uint8_t *data, size_t length)
 }
 
 static void message_done(hr_stream *s) {
-    uint8_t *kept = s->in.data;
-    hr_incoming in = s->in;
-    s->in = (hr_incoming){0};
-    if (in.compressed) deliver_compressed(s, kept, in.length);
-    else deliver(s, kept, in.length);
-    free(kept);
-    if (s->connection->direct == s) s->connection->direct = NULL;
+    hr_io *io = s->connection->io;
+    hr_incoming in = hr_incoming_take(s);
+    if (in.refused) hr_infer_refused(s, in.length, in.why);
+    else if (in.compressed) deliver_compressed(s, in.data, in.length);
+    else if (in.placed) hr_infer_message(s, in.data, in.length, &in.arriving);
+    else deliver(s, in.data, in.length);
+    hr_incoming_drop(io, &in);
 }
 
 /* The prefix is whole. -1: the call is over. */
@@ -65,24 +64,6 @@ static int begin_message(hr_stream *s) {
     return -1;
 }
 
-/* Memory for `more` bytes: it doubles with what has come, and never follows an announcement. */
-static int incoming_room(hr_stream *s, uint32_t more) {
-    hr_incoming *in = &s->in;
-    uint64_t need = (uint64_t)in->count + more;
-    if (need <= in->room) return 0;
-    uint64_t room = in->room ? 2ull * in->room : HR_FIRST_ROOM;
-    while (room < need) room *= 2;
-    if (room > in->length) room = in->length;
-    uint8_t *data = realloc(in->data, room);
-    if (data == NULL) {
-        hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for a message of this size now, try later");
-        return -1;
-    }
-    in->data = data;
-    in->room = (uint32_t)room;
-    return 0;
-}
-
 static size_t take_prefix(hr_stream *s, const uint8_t *data, size_t length) {
     size_t n = HR_PREFIX - s->in.prefix_count;
     if (n > length) n = length;
@@ -95,17 +76,18 @@ static size_t take_prefix(hr_stream *s, const uint8_t *data, size_t length) {
 static size_t take_body(hr_stream *s, const uint8_t *data, size_t length) {
     hr_incoming *in = &s->in;
     size_t left = in->length - in->count, n = left < length ? left : length;
-    if (in->data == NULL && n == in->length) {
+    if (in->data == NULL && n == in->length && !in->refused) {
         bool compressed = in->compressed;
         *in = (hr_incoming){0};
         if (compressed) deliver_compressed(s, data, n);
         else deliver(s, data, n);
         return n;
     }
-    if (incoming_room(s, (uint32_t)n) < 0) return length;
-    if (in->data + in->count != data) memcpy(in->data + in->count, data, n);
+    if (hr_incoming_room(s, (hr_view){data, n}) < 0) return length;
+    if (!in->refused && in->data + in->count != data) memcpy(in->data + in->count, data, n);
     in->count += (uint32_t)n;
     if (in->count == in->length) message_done(s);
+    else hr_incoming_ahead(s);
     return n;
 }
 

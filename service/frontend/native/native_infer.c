@@ -105,14 +105,19 @@ static int check_server(hr_stream *s, hr_error *err) {
     return -1;
 }
 
-static int submit(hr_stream *s, hr_entry *e, const uint8_t *data, size_t length, hr_error *err) {
+static int dispatch(hr_io *io, hr_view message, hr_arriving *placed, const hr_call *call, uint64_t *handle, hr_error *err) {
+    if (placed) return hr_dispatch_submit_arrived(io->dispatch, placed, message.length, call, handle, err);
+    return hr_dispatch_submit(io->dispatch, message.data, message.length, call, handle, err);
+}
+
+static int submit(hr_stream *s, hr_entry *e, hr_view message, hr_arriving *placed, hr_error *err) {
     hr_io *io = s->connection->io;
     hr_call call = {.token = (uint64_t)(uintptr_t)e,
                     .arrival_ns = io->now_ns,
                     .deadline_ns = s->deadline_ns,
                     .stream = s->method == HR_METHOD_STREAM_INFER,
                     .in_flight = &io->native->in_flight};
-    if (check_server(s, err) == 0 && hr_dispatch_submit(io->dispatch, data, length, &call, &e->handle, err) == 0) {
+    if (check_server(s, err) == 0 && dispatch(io, message, placed, &call, &e->handle, err) == 0) {
         e->in_flight = true;
         e->unordered = hr_dispatch_unordered(io->dispatch);
         return 0;
@@ -129,7 +134,7 @@ static void tell_status(hr_stream *s, int code, int transient, const char *text)
     hr_stream_finish(s, code, told, transient == 1);
 }
 
-static void unary_message(hr_stream *s, const uint8_t *data, size_t length) {
+static void unary_message(hr_stream *s, hr_view message, hr_arriving *placed) {
     hr_error err;
     if (s->open > 0) {
         hr_stream_fail(s, HR_INVALID_ARGUMENT, "expected one request, and the call had more");
@@ -140,7 +145,7 @@ static void unary_message(hr_stream *s, const uint8_t *data, size_t length) {
         return;
     }
     s->entry = (hr_entry){.stream = s};
-    if (submit(s, &s->entry, data, length, &err) < 0) {
+    if (submit(s, &s->entry, message, placed, &err) < 0) {
         tell_status(s, err.code, err.transient, err.text);
         return;
     }
@@ -238,21 +243,27 @@ static void entry_failed(hr_entry *e, hr_response *response, int code, int trans
     entry_answered(e, whole_message(response));
 }
 
-static void stream_message(hr_stream *s, const uint8_t *data, size_t length) {
-    hr_error err, unread;
+/* The entry of a request of so many bytes; NULL: the stream is over. */
+static hr_entry *stream_entry(hr_stream *s, size_t length) {
     hr_entry *e = entry_new(s);
     if (e == NULL) {
         hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for a request, try later");
-        return;
+        return NULL;
     }
     e->size = length;
     s->open++;
     s->waiting++;
     s->kept += length;
-    if (submit(s, e, data, length, &err) == 0) return;
+    return e;
+}
+
+static void stream_message(hr_stream *s, hr_view message, hr_arriving *placed) {
+    hr_error err, unread;
+    hr_entry *e = stream_entry(s, message.length);
+    if (e == NULL || submit(s, e, message, placed, &err) == 0) return;
     hr_response response = {0};
     hr_request *request = malloc(sizeof *request);
-    if (request && hr_scan(data, length, request, &unread) == 0) {
+    if (request && hr_scan(message.data, message.length, request, &unread) == 0) {
         response.model_name = request->model_name;
         response.model_version = request->model_version;
         response.id = request->id;
@@ -261,9 +272,20 @@ static void stream_message(hr_stream *s, const uint8_t *data, size_t length) {
     free(request);
 }
 
-void hr_infer_message(hr_stream *s, const uint8_t *data, size_t length) {
-    if (s->method == HR_METHOD_INFER) unary_message(s, data, length);
-    else stream_message(s, data, length);
+void hr_infer_message(hr_stream *s, const uint8_t *data, size_t length, hr_arriving *placed) {
+    if (s->method == HR_METHOD_INFER) unary_message(s, (hr_view){data, length}, placed);
+    else stream_message(s, (hr_view){data, length}, placed);
+}
+
+void hr_infer_refused(hr_stream *s, size_t length, const hr_error *err) {
+    hr_count(&s->connection->io->native->rejected[err->code], 1);
+    if (s->method == HR_METHOD_INFER) {
+        tell_status(s, err->code, err->transient, err->text);
+        return;
+    }
+    hr_response response = {0};
+    hr_entry *e = stream_entry(s, length);
+    if (e) entry_failed(e, &response, err->code, err->transient, err->text);
 }
 
 void hr_infer_half_closed(hr_stream *s) {

@@ -23,7 +23,9 @@ enum {
     HR_READ = 16 << 10,             /* the side buffer of a read */
     HR_DIRECT = 4096,               /* rest of a frame from which the socket is read straight into a message */
     HR_READS = 8,                   /* of one connection in one wake-up */
-    HR_FIRST_ROOM = 64 << 10,       /* what a message gets before more of it has come */
+    HR_FIRST_ROOM = 16 << 10,       /* what a message gets before more of it has come */
+    HR_AHEAD = 192 << 10,           /* what it gets beyond what has come, until as much has come */
+    HR_PLACED = 16 << 10,           /* messages from this size are received into the input arena */
     HR_KEEP = 16 << 10,             /* answers up to this size are encoded whole */
     HR_WINDOW = 64,                 /* requests in flight on one stream */
     HR_READ_AHEAD = 64 << 20,       /* bytes of a stream's requests without answers, or answers not sent */
@@ -107,10 +109,15 @@ typedef struct hr_incoming {
     uint8_t prefix[HR_PREFIX];
     uint8_t prefix_count;
     bool compressed;
+    bool placed;  /* it lies in the input arena */
+    bool large;   /* its bytes count with those of large messages */
+    bool refused; /* its bytes are counted and dropped: `why` is said in its turn */
     uint32_t length;
     uint32_t count;
-    uint32_t room;
+    uint32_t room; /* as much is charged to the connection */
     uint8_t *data; /* NULL: nothing of it is kept yet */
+    hr_arriving arriving;
+    hr_error *why;
 } hr_incoming;
 
 /* One request of a ModelStreamInfer stream, or the one of a ModelInfer call. Its address is the dispatcher's token. */
@@ -194,6 +201,14 @@ int hr_stream_write(hr_stream *s, size_t length);
 bool hr_stream_is_full(const hr_stream *s);
 void hr_stream_expire(hr_stream *s);
 
+/* ---- native_arriving.c: memory for the message that a stream is receiving ---- */
+
+int hr_incoming_room(hr_stream *s, hr_view more);       /* for `more`, which has come: 0, or -1 when the call is over */
+void hr_incoming_ahead(hr_stream *s);                   /* for what will come, before it is read */
+hr_incoming hr_incoming_take(hr_stream *s);             /* the stream has none then */
+void hr_incoming_drop(hr_io *io, hr_incoming *in);
+void hr_incoming_forget(hr_stream *s);
+
 /* ---- native_metadata.c ---- */
 
 int64_t hr_parse_timeout_ns(hr_view value); /* -1: not one */
@@ -213,7 +228,8 @@ int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint
 /* ---- native_infer.c ---- */
 
 void hr_infer_begin(hr_stream *s);
-void hr_infer_message(hr_stream *s, const uint8_t *data, size_t length);
+void hr_infer_message(hr_stream *s, const uint8_t *data, size_t length, hr_arriving *placed); /* NULL: elsewhere */
+void hr_infer_refused(hr_stream *s, size_t length, const hr_error *err); /* a message that could not be received */
 void hr_infer_half_closed(hr_stream *s);
 void hr_infer_answers(hr_io *io);
 void hr_infer_lost(hr_io *io, uint32_t lane);         /* the worker is gone */
@@ -243,6 +259,7 @@ struct hr_connection {
     hr_stream *streams;
     hr_stream *wanting; /* reading */
     uint32_t stream_count;
+    uint64_t arriving[2]; /* bytes that messages on their way in have: [1] of large ones, which spill */
     hr_output_queue out;
     /* the DATA frame that is being read */
     uint32_t frame_left;

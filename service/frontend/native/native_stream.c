@@ -203,6 +203,7 @@ void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry) {
     hr_infer_leave(s);
     hr_rpc_leave(s);
     hr_deadlines_remove(&s->connection->io->deadlines, &s->timer);
+    hr_incoming_forget(s);
     s->method = HR_METHOD_OVER;
     s->ending = true;
     s->status = code;
@@ -293,10 +294,9 @@ void hr_stream_close(hr_stream *s) {
     while (s->first) first_left(s);
     forget_headers(s);
     free_trailers(s);
-    free(s->in.data);
+    hr_incoming_forget(s);
     free(s->pending);
     free((void *)(uintptr_t)s->text.data);
-    if (c->direct == s) c->direct = NULL;
     if (s->wants)
         for (hr_stream **at = &c->wanting; *at; at = &(*at)->wants_next)
             if (*at == s) {

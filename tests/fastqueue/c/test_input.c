@@ -6,7 +6,7 @@ enum { BLOCKS = 16, SMALLS = BLOCKS * 64, MESSAGES = 48, EXTENTS = 16 };
 
 typedef struct arena {
     fq_input input;
-    uint64_t private_memory[(BLOCKS * 9 + 7) / 8];
+    uint64_t private_memory[(BLOCKS * 17 + 7) / 8];
     unsigned char owned[SMALLS]; /* 0: free */
 } arena;
 

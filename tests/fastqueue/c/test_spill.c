@@ -8,8 +8,8 @@ static const uint64_t KEPT = (uint64_t)BLOCKS * FQ_LARGE / FQ_PAGE; /* as many a
 
 typedef struct arena {
     fq_input input;
-    uint64_t head_memory[(BLOCKS * 9 + 7) / 8];
-    uint64_t spill_memory[(PAGES + 63) / 64];
+    uint64_t head_memory[(BLOCKS * 17 + 7) / 8];
+    uint64_t spill_memory[2 * ((PAGES + 63) / 64)];
 } arena;
 
 typedef struct message {

@@ -6,7 +6,7 @@
 enum { PRODUCERS = 2, SLOTS = 64, REQUESTS = 20000, MAX_BATCH = 8 };
 static fq_former former; static fq_worker_page page; /* the worker; its memory */
 static _Alignas(FQ_PAGE) unsigned char output[1 << 20], output_books[4096], lanes[PRODUCERS][1 << 16];
-static _Alignas(FQ_PAGE) unsigned char arenas[PRODUCERS][2 * FQ_LARGE], books[PRODUCERS][16];
+static _Alignas(FQ_PAGE) unsigned char arenas[PRODUCERS][2 * FQ_LARGE], books[PRODUCERS][24];
 static fq_front_lane fronts[PRODUCERS]; static int wakers[PRODUCERS]; /* a front end each, and its eventfd */
 
 static void *produce(void *argument) {
