@@ -5,11 +5,12 @@ VENV ?= .venv
 ROOT := $(CURDIR)
 BIN := $(abspath $(VENV))/bin
 SOURCES := $(shell find fastqueue service proto -type f ! -name '*.pyc') setup.py pyproject.toml MANIFEST.in
+DIST ?= dist
 # Tests run against the installed package: in the project's root the source folders would shadow it.
 PYTEST = cd $(VENV) && bin/python -P -m pytest -c $(ROOT)/pyproject.toml --rootdir $(ROOT) -p no:cacheprovider $(PYTEST_ARGS)
 FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
 
-.PHONY: demo test fast fuzz lint t0 t1 t2 t3 t4 t6 clean
+.PHONY: demo test fast fuzz wheel lint t0 t1 t2 t3 t4 t6 clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace demo $(DEMO_ARGS)
@@ -27,6 +28,13 @@ fuzz: $(VENV)/.ready-test
 # The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants, threads.
 t0 t1 t2 t3 t4 t6: $(VENV)/.ready-test
 	$(FASTQUEUE) -m $@
+
+# A wheel with the libraries of the native front end in it, for machines that have neither them nor a compiler. It is for
+# the environment's Python: `make wheel VENV=.venv-3.13 PYTHON=python3.13` makes another one.
+wheel: $(VENV)/.ready-test
+	rm -rf build/lib* build/bdist* build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir $(DIST) build/wheel/*.whl
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
