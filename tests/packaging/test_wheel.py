@@ -32,7 +32,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     tree = shutil.copytree(ROOT, folder / "tree", ignore=IGNORED)
     # The environment of this test stands for the one that `make wheel` would make.
-    command = ["make", "wheel", f"VENV={sys.prefix}", f"DIST={folder / 'dist'}", "-o", f"{sys.prefix}/.ready-test"]
+    settings = [f"VENV={sys.prefix}", f"DIST={folder / 'dist'}"]
+    command = ["make", "wheel", *settings, "-o", f"{sys.prefix}/.ready-test"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (folder / "dist").iterdir()
@@ -49,7 +50,8 @@ def test_the_native_front_end_runs_with_the_libraries_in_it(wheel: Path, tmp_pat
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path)
     command = [sys.executable, "-P", "-c", LOADED, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    alone = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     of_nghttp2 = [path for path in done.stdout.splitlines() if "nghttp2" in path]
     assert of_nghttp2 == [path for path in of_nghttp2 if path.startswith(str(tmp_path))] != []
