@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 64 << 20  # all configs and labels of a worker, in JSON twice, take less than 48 MiB
 MAX_FDS = 200  # the kernel takes 253 in one message
 _RECEIVE_BYTES = 64 << 10
 _LENGTH = struct.Struct("<I")

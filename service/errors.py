@@ -108,6 +108,10 @@ CODES: dict[type[ServiceError], Code] = {
 # enough for a queue to move, short enough that a retry is still of use.
 PUSHBACK_MS = 100
 
+# What a status message may take on the wire, where a byte that is no printable ASCII takes three. It is a
+# header, and clients take 8 KB of headers (gRPC's default): a larger one costs the client the whole answer.
+MAX_STATUS_BYTES = 4096
+
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 NOT_READY = "Server not ready"
 
@@ -127,6 +131,21 @@ def as_triton(code: int, message: str, transient: bool | None) -> tuple[int, str
     """Code and message under `--status-codes triton`. What is not in the table stays as it is."""
     told, words = TRITON.get((Code(code), transient), (code, ""))
     return told, message if message.startswith(words) else f"{words}: {message}"
+
+
+def status_message(text: str) -> str:
+    """`text` as a client can be told it: cut where it takes more than MAX_STATUS_BYTES, and UTF-8 whatever
+    files are called.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if 3 * len(data) <= MAX_STATUS_BYTES:
+        return data.decode()
+    room = MAX_STATUS_BYTES - len("...")
+    for at, byte in enumerate(data[:MAX_STATUS_BYTES]):
+        room -= 1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3
+        if room < 0:
+            return data[:at].decode(errors="ignore") + "..."
+    return data.decode()
 
 
 def code_of(error: BaseException) -> Code:

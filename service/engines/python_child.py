@@ -178,7 +178,11 @@ def _kind(value: Any) -> str:
 
 def describe(what: str, error: BaseException) -> str:
     """One line for a client: what it was, and what it says."""
-    text = one_line(f"{what}: {error}" if str(error) else what)
+    try:
+        said = str(error)
+    except Exception:  # its __str__ is the user's, too
+        said = ""
+    text = one_line(f"{what}: {said}" if said else what)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 

@@ -126,6 +126,11 @@ class Catalog:
             row[0] == entry.spec.version and row[1] == UNAVAILABLE for row in rows
         )
 
+    @property
+    def all_up(self) -> bool:
+        """Whether every worker is there, and every model that it serves can run now."""
+        return self.ready and all(self.is_up(entry) for entry in self.entries)
+
     def versions(self, name: str) -> list[str]:
         """The versions served under a name, lowest first."""
         return sorted((entry.spec.version for entry in self.entries if entry.spec.name == name), key=int)

@@ -127,6 +127,7 @@ class Links:
                 if body["versions"]:
                     self._catalog.states[body["model"]] = body["versions"]
                 self._swap()
+                self._changed()
             elif message.kind == "done":
                 finish(link.calls.get(body["call"]), body["code"], body["message"])
             else:

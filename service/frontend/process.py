@@ -64,7 +64,7 @@ class FrontEnd:
         self.server = server_of(config, self.state, connections)
         self._links = Links(self.server.lanes, self.catalog, self._changed)
         repository = Repository(config, self.catalog, self._links, folder, lambda: self.state.draining)
-        self._rpcs = Rpcs(self.catalog, config.server_name, repository, lambda: self.state.ready)
+        self._rpcs = Rpcs(self.catalog, config.server_name, repository, self.state)
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics_port: MetricsPort | None = None
 

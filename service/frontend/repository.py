@@ -170,7 +170,7 @@ def checked_load(request: pb.RepositoryModelLoadRequest) -> tuple[str, str, dict
 def _config(name: str, value: Any, kind: str | None) -> str:
     if kind != "string_param":
         raise InvalidRequest(f"parameter 'config': expected string_param, got {kind}")
-    if len(value.string_param) > MAX_CONFIG_BYTES:
+    if len(value.string_param.encode()) > MAX_CONFIG_BYTES:
         raise InvalidRequest(
             f"failed to load '{name}', its 'config' has more than {MAX_CONFIG_BYTES >> 10} KiB"
         )

@@ -22,6 +22,7 @@ from service.codec.errors import RequestError
 from service.errors import InvalidRequest, NotBuilt, Unavailable
 from service.frontend.catalog import Catalog, Entry
 from service.frontend.repository import Repository
+from service.frontend.state import State
 from service.models import spec as model_spec
 
 SERVICE = "inference.GRPCInferenceService"
@@ -48,19 +49,15 @@ NOT_BUILT = {
 
 
 class Rpcs:
-    """The RPCs of one front end.
-
-    `is_ready` says whether the server may be called ready now, which a catalog alone does not know: a
-    server that drains is not.
+    """The RPCs of one front end. `state` knows what a catalog alone does not: a server that drains is not
+    ready, and none of its models is.
     """
 
-    def __init__(
-        self, catalog: Catalog, server_name: str, repository: Repository, is_ready: Callable[[], bool]
-    ) -> None:
+    def __init__(self, catalog: Catalog, server_name: str, repository: Repository, state: State) -> None:
         self._catalog = catalog
         self._server_name = server_name
         self._repository = repository
-        self._is_ready = is_ready
+        self._state = state
 
     async def call(self, method: str, data: bytes) -> bytes:
         """Answers one call. Raises ServiceError, or RequestError where the codec has the words."""
@@ -83,7 +80,7 @@ class Rpcs:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._is_ready())
+        return pb.ServerReadyResponse(ready=self._state.ready)
 
     def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=EXTENSIONS)
@@ -94,7 +91,7 @@ class Rpcs:
             entry = self._catalog.find(request.name, request.version)
         except (RequestError, Unavailable):
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._catalog.is_up(entry) and self._is_ready())
+        return pb.ModelReadyResponse(ready=self._catalog.is_up(entry) and not self._state.draining)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         entry = self._available(request.name, request.version)

@@ -1,7 +1,7 @@
 """What all parts of a front end ask: is it ready, is it draining, and how many requests were turned away.
 
-    starting --every worker ready once--> ready <--a worker dies, comes back--> not ready ... --drain-->
-    draining
+    starting --every worker ready once--> ready <--a worker or a model dies, comes back--> not ready ...
+    --drain--> draining
 
 Draining is for ever. It is a flag here and nothing else: who has to act on it is told by the process.
 """
@@ -43,7 +43,7 @@ class State:
     @property
     def ready(self) -> bool:
         """What readiness probes are told."""
-        return self._catalog.ready and not self.draining
+        return self._catalog.all_up and not self.draining
 
     def check_started(self) -> None:
         """Raises Unavailable before every worker has been ready once: until then no model can be called

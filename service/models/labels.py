@@ -35,6 +35,8 @@ def _read(folder: Path, output: str, name: str) -> tuple[str, ...]:
     if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
         raise ConfigFault(f"{where} must be a name inside the model's folder")
     try:
+        if (folder / name).exists() and not (folder / name).is_file():  # whoever opens a pipe waits
+            raise ConfigFault(f"{where} is no file; expected one in the model's folder")
         with open(folder / name, "rb") as file:
             data = file.read(MAX_LABEL_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -80,7 +80,7 @@ def find_named(
         return find_model(homes[0], defaults, override, name)
     if not override.config:
         return [_model_file(str(homes[0]), defaults)]
-    config, wanted = _read_override(override.config, name, defaults)
+    config, wanted = _read_override(homes[0].parent, override.config, name, defaults)
     return [Found(name, "1", str(homes[0]), wanted, _backend(config))]
 
 
@@ -198,7 +198,7 @@ def find_model(
     name = name or folder.name
     _check_name(name)
     if override.config:
-        config, wanted = _read_override(override.config, name, defaults)
+        config, wanted = _read_override(folder, override.config, name, defaults)
     else:
         config, wanted = _read_config(folder, defaults)
     backend = _backend(config)
@@ -244,10 +244,11 @@ def _read_config(folder: Path, defaults: Defaults) -> tuple[Any, Wanted]:
     return parsed.message, wanted if data else replace(wanted, config_json="")
 
 
-def _read_override(text: str, name: str, defaults: Defaults) -> tuple[Any, Wanted]:
+def _read_override(folder: Path, text: str, name: str, defaults: Defaults) -> tuple[Any, Wanted]:
     try:
         parsed = modelconfig.parse_json(text)
         wanted = modelconfig.wanted_from(parsed, defaults)
+        wanted = replace(wanted, outputs=with_labels(folder, parsed.message.output, wanted.outputs))
     except ConfigFault as fault:
         raise ConfigFault(f"parameter 'config': {fault}") from fault
     if (said := parsed.message.name) not in ("", name):

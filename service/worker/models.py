@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from fastqueue import BatchFormer, Level, QueueError
 from service.engines.base import Engine, Instance
 from service.errors import StartError
+from service.models.labels import MAX_LABEL_BYTES
 from service.worker.launcher import run_stream
 from service.worker.warmup import start_instances
 from service.worker.watch import Watched
@@ -48,6 +49,10 @@ def check_room(served: Iterable[Engine]) -> None:
         raise StartError(
             f"{instances} instances in all; a worker has room for {MAX_INSTANCES}: lower --instances"
         )
+    labels = sum(len(label) for e in engines for tensor in e.spec.outputs for label in tensor.labels)
+    if labels > MAX_LABEL_BYTES:
+        what = f"{labels} bytes of labels in all; a worker has room for {MAX_LABEL_BYTES}"
+        raise StartError(f"{what}: serve fewer models with labels")
 
 
 class Models:

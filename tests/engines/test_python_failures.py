@@ -43,6 +43,11 @@ BY_COMMAND = """
                     pass
             if command == -7:
                 raise KeyboardInterrupt
+            if command == -8:
+                class Wordless(Exception):
+                    def __str__(self):
+                        raise RuntimeError("not even this")
+                raise Wordless
             return {"y": x}
 """
 
@@ -67,7 +72,7 @@ def works(rig: Rig) -> bool:
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [(1, "ValueError: no\\nluck"), (2, "SystemExit: enough"), (7, "KeyboardInterrupt")],
+    [(1, "ValueError: no\\nluck"), (2, "SystemExit: enough"), (7, "KeyboardInterrupt"), (8, "Wordless")],
 )
 def test_what_the_model_raises_fails_its_batch_alone(tmp_path: Path, command: int, message: str) -> None:
     with Rig(tmp_path, BY_COMMAND) as rig:

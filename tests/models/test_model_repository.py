@@ -175,3 +175,11 @@ def test_a_model_file_is_named_by_its_stem_and_not_opened() -> None:
     found, faults = find(["/elsewhere/affine.onnx", "/elsewhere/other.v2.onnx"], Defaults())
     assert not faults
     assert [(model.name, model.version) for model in found] == [("affine", "1"), ("other.v2", "1")]
+
+
+def test_labels_that_are_no_file_hold_nothing_up(tmp_path: Path) -> None:
+    config = "output { name: 'y' data_type: TYPE_FP32 dims: 4 label_filename: 'labels' }"
+    os.mkfifo(put(tmp_path, "m", 1, config=config) / "labels")
+    models, faults = find([str(tmp_path)], Defaults())
+    assert models == []
+    assert "label_filename 'labels' of output 'y' is no file" in faults[0]

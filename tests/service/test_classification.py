@@ -122,7 +122,7 @@ def test_lines_beyond_the_classes_are_ignored(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("missing.txt", "cannot be read: No such file"),
-        ("1", "cannot be read: Is a directory"),
+        ("1", "is no file; expected one in the model's folder"),
         ("../labels.txt", "must be a name inside the model's folder"),
         ("/etc/hostname", "must be a name inside the model's folder"),
         ("large.txt", "has more than 2097152 bytes"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2
 from scripted import affine, ints, two_in_two_out
-from wire import infer_request, output, rows
+from wire import SERVICE, infer_request, output, rows
 
 from service._pb import inference as pb
 from service.engines.base import EngineError
@@ -106,6 +108,30 @@ def test_bytes_that_are_no_request_are_the_callers_fault(serve, data):
     code, text = wire.error(data)
     assert code == "INVALID_ARGUMENT"
     assert text
+
+
+LONG = "n" * 100_000
+
+
+def refusals_of_long_words(wire) -> list[tuple[str, str]]:
+    """Status and words of calls with much in them that a refusal quotes."""
+    load = pb.RepositoryModelLoadRequest(model_name="affine")
+    load.parameters[LONG].string_param = "x"
+    check = health_pb2.HealthCheckRequest(service=LONG)
+    found = []
+    for path, message in ((f"{SERVICE}RepositoryModelLoad", load), ("/grpc.health.v1.Health/Check", check)):
+        with pytest.raises(grpc.RpcError) as raised:
+            wire.raw(path, message.SerializeToString())
+        found.append((raised.value.code().name, raised.value.details()))
+    return found
+
+
+def test_a_refusal_of_long_words_is_one_that_clients_can_read(serve):
+    _, wire = serve(affine())
+    (load, why), (check, unknown) = refusals_of_long_words(wire)
+    assert (load, check) == ("INVALID_ARGUMENT", "NOT_FOUND")
+    assert why.startswith("parameter 'nnn") and why.endswith("nnn...")
+    assert unknown.startswith("unknown service 'nnn") and unknown.endswith("nnn...")
 
 
 def test_an_empty_request_is_for_no_model(serve):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+import pytest
 
 from service import errors
 
@@ -30,3 +31,24 @@ def test_the_codes_are_grpcs():
 def test_what_has_no_row_is_ours():
     assert errors.code_of(ZeroDivisionError()) == errors.Code.INTERNAL
     assert errors.code_of(errors.NotFound()) == errors.Code.NOT_FOUND
+
+
+def on_the_wire(text: str) -> int:
+    """Bytes of a status message in its header: gRPC's percent encoding."""
+    return sum(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in text.encode())
+
+
+@pytest.mark.parametrize("character", ["x", "%", "\n", "é", "\u20ac", "\U0001f600"])
+@pytest.mark.parametrize("count", [1, 341, 342, 1365, 1366, 4096, 4097, 1_000_000])
+def test_a_status_message_fits_the_headers_that_clients_take(character: str, count: int):
+    text = character * count
+    told = errors.status_message(text)
+    assert on_the_wire(told) <= errors.MAX_STATUS_BYTES
+    if told != text:
+        assert on_the_wire(text) > errors.MAX_STATUS_BYTES - 3
+        assert told.endswith("...") and text.startswith(told[:-3])
+        assert on_the_wire(told) > errors.MAX_STATUS_BYTES - 12
+
+
+def test_a_status_message_is_utf8_whatever_a_file_is_called():
+    assert errors.status_message("in 1 is \udcff") == "in 1 is \\udcff"

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import triton_repository as repositories
+from grpc_health.v1 import health_pb2
+from test_metrics_port import get
 from test_model_control import Control
 from test_model_control_processes import CONFIG, SLOW
 from waiting import wait_until
@@ -62,6 +64,25 @@ def control(model: Python, tmp_path: Path, frontend: str) -> Iterator[Control]:
         control.wire.close()
 
 
+def probes(control: Control) -> tuple[bool, int, int]:
+    """What ServerReady, the health service and the metrics port say."""
+    health = control.wire.raw("/grpc.health.v1.Health/Check", b"")
+    return (
+        control.wire.call("ServerReady").ready,
+        health_pb2.HealthCheckResponse.FromString(health).status,
+        get(f"{control.service.metrics_url}/readyz")[0],
+    )
+
+
+def test_a_server_with_a_model_that_is_down_may_unload_it_and_is_ready(
+    control: Control, model: Python
+) -> None:
+    model.kill(2)
+    wait_until(lambda: not control.wire.call("ServerReady").ready, "not ready")
+    control.unload("python")
+    assert probes(control) == (True, health_pb2.HealthCheckResponse.SERVING, 200)
+
+
 def test_a_model_without_a_process_is_not_ready_until_one_is_back(control: Control, model: Python) -> None:
     assert control.is_ready("python")
     model.kill(2)
@@ -69,8 +90,10 @@ def test_a_model_without_a_process_is_not_ready_until_one_is_back(control: Contr
     assert control.state("python") == [("1", "UNAVAILABLE", "its process is being started again")]
     assert control.wire.call("ServerLive").live
     assert control.is_ready("other")
+    assert probes(control) == (False, health_pb2.HealthCheckResponse.NOT_SERVING, 503)
     model.gate.unlink()
     wait_until(lambda: control.is_ready("python"), "ready again")
+    assert probes(control) == (True, health_pb2.HealthCheckResponse.SERVING, 200)
     assert control.state("python") == [("1", "READY", "")]
     assert control.adds("python") == 1.0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from service.codec.errors import RequestError
-from service.errors import PUSHBACK_MS, SHUTTING_DOWN, Code, ServiceError, code_of
+from service.errors import PUSHBACK_MS, SHUTTING_DOWN, Code, ServiceError, code_of, status_message
 from service.log import say_exception
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _PUSHBACK = (("grpc-retry-pushback-ms", str(PUSHBACK_MS)),)
 def set_status(context: Context, code: int, message: str, retry: bool = False) -> bytes:
     """Ends a call with an error; `retry`: with a hint when to come back. Returns what the handler returns."""
     context.set_code(STATUS[code])
-    context.set_details(message)
+    context.set_details(status_message(message))
     if retry:
         context.set_trailing_metadata(_PUSHBACK)
     return b""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from service.errors import status_message
 from service.frontend.native._native import Rpc
 
 Pairs = list[tuple[bytes, bytes]]
@@ -136,7 +137,7 @@ class Call:
     def finish(self) -> None:
         """Sends the status that was set."""
         number: int = self._code.value[0]
-        self._rpc.finish(number, self._details.encode(), self._trailers)
+        self._rpc.finish(number, status_message(self._details).encode(), self._trailers)
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
         self._code, self._details = code, details
