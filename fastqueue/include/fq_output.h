@@ -6,7 +6,8 @@
  * overlaps it. A granule whose count returns to 0 is free, whatever else of the block is still held: a reader that is slow
  * with one row of a large batch keeps that row's granules, not the batch.
  *
- * Blocks are found next-fit over a bitmap of free granules. Offset 0 to 4095 is the arena's header page, so 0 is
+ * A block lies in the lowest run of free granules that has room: what was just given back is used again while it is in the
+ * processor's cache, and memory that was never needed is never touched. Offset 0 to 4095 is the arena's header page, so 0 is
  * never the offset of a block.
  *
  * Behind the head may lie a sparse tail of the same memfd, for blocks above an eighth of the head, as long as one of that
@@ -31,7 +32,7 @@ typedef struct fq_output {
     uint64_t free_granules;
     uint64_t free_tail;      /* those of the tail among them */
     uint64_t stale_granules; /* stale ones, and those that are being punched */
-    uint64_t hint;
+    uint64_t lowest; /* no granule of the head below it is free */
     uint64_t *free_bits;  /* caller's memory: a bit per granule */
     uint64_t *stale_bits; /* caller's memory: a bit per granule */
     uint16_t *holders;    /* caller's memory: a count per granule */
@@ -45,7 +46,7 @@ static inline size_t fq_output_private_bytes(uint64_t granules) {
 static inline void fq_output_init(fq_output *output, uint64_t arena_bytes, uint64_t tail_bytes, void *private_memory) {
     uint64_t granules = arena_bytes / FQ_GRANULE, tail = tail_bytes / FQ_GRANULE, head = granules - tail;
     memset(private_memory, 0, fq_output_private_bytes(granules));
-    *output = (fq_output){.granules = granules, .head = head, .kept = 2 * head, .hint = 1};
+    *output = (fq_output){.granules = granules, .head = head, .kept = 2 * head, .lowest = 1};
     output->free_granules = granules - 1;
     output->free_tail = tail;
     output->free_bits = (uint64_t *)private_memory;
@@ -78,12 +79,11 @@ static inline uint64_t fq_output_find(const fq_output *output, uint64_t from, ui
     return length == count ? at : 0;
 }
 
-/* A run in the tail, the lowest; or in the head, the next behind the last one that was given out. */
+/* The lowest run of the tail or of the head, or 0. */
 static inline uint64_t fq_output_place(fq_output *output, uint64_t count, int tail) {
     if (tail) return fq_output_find(output, output->head, output->granules, count);
-    uint64_t at = fq_output_find(output, output->hint, output->head, count);
-    if (at == 0) at = fq_output_find(output, 1, output->head, count);
-    if (at != 0) output->hint = at + count < output->head ? at + count : 1;
+    uint64_t at = fq_output_find(output, output->lowest, output->head, count);
+    if (at == output->lowest) output->lowest = at + count;
     return at;
 }
 
@@ -114,6 +114,7 @@ static inline uint64_t fq_output_unheld(fq_output *output, uint64_t from, uint64
     fq_runs_set(output->stale_bits, stale, end, 1);
     output->free_granules += stale - from;
     if (from >= output->head) output->free_tail += stale - from;
+    if (from < stale && from < output->lowest) output->lowest = from;
     output->stale_granules += end - stale;
     return stale - from;
 }
@@ -162,6 +163,7 @@ static inline int fq_output_check(const fq_output *output) {
         free_granules += (uint64_t)is_free;
         free_tail += (uint64_t)(is_free && g >= output->head);
         held += output->holders[g] != 0;
+        if (is_free && g < output->lowest) return 4;
     }
     if (free_granules != output->free_granules || free_tail != output->free_tail) return 2;
     return free_granules + held + output->stale_granules == output->granules ? 0 : 3;

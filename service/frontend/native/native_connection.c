@@ -196,18 +196,19 @@ static size_t direct_room(const hr_connection *c) {
     return room >= HR_DIRECT ? room : 0;
 }
 
-/* One read: 1 there may be more, 0 not now, -1 the peer is gone. */
+/* One read: 1 there may be more, 0 not now, -1 the peer is gone. What follows the frame comes with its last bytes, into the side
+ * buffer; in the middle of a frame that would only be more of it, to be copied. */
 static int read_once(hr_connection *c) {
-    size_t direct = direct_room(c);
-    struct iovec parts[2] = {{direct ? c->direct->in.data + c->direct->in.count : NULL, direct}, {c->io->buffer, HR_READ}};
-    ssize_t bytes = readv(c->fd, direct ? parts : parts + 1, direct ? 2 : 1);
+    size_t direct = direct_room(c), side = direct < c->frame_left && direct > 0 ? 0 : HR_READ;
+    struct iovec parts[2] = {{direct ? c->direct->in.data + c->direct->in.count : NULL, direct}, {c->io->buffer, side}};
+    ssize_t bytes = readv(c->fd, direct ? parts : parts + 1, direct && side ? 2 : 1);
     if (bytes < 0 && errno == EINTR) return 1;
     if (bytes < 0) return errno == EAGAIN ? 0 : -1;
     if (bytes == 0) return -1;
     size_t first = (size_t)bytes < direct ? (size_t)bytes : direct;
     if (first > 0 && !give(c, parts[0].iov_base, first)) return 0;
     if ((size_t)bytes > first && !give(c, c->io->buffer, (size_t)bytes - first)) return 0;
-    return (size_t)bytes == direct + HR_READ;
+    return (size_t)bytes == direct + side;
 }
 
 void hr_connection_read(hr_connection *c) {
