@@ -254,25 +254,90 @@ def half(sender: Sender, stream: int, size: int = 2 * MB - 128, method: str = "M
     sender.data(stream, framed(bytes(size - 1), announced=size))
 
 
-def test_a_connection_has_a_quarter_for_half_sent_messages_and_small_ones_go_on(serve):
+def large() -> bytes:
+    """A request that lies in the arena's head."""
+    return infer_request("sum", x=np.ones((1, MB // 4), np.float32)).SerializeToString()
+
+
+def sums(message: bytes) -> list[list[float]]:
+    return output(pb.ModelInferResponse.FromString(message)).tolist()
+
+
+def test_a_connection_has_a_quarter_for_half_sent_messages_and_what_goes_beyond_waits(serve):
     service, wire = serve(summing())
     sender = Sender(service.grpc_port)
-    for stream in (1, 3):
+    for stream in (1, 3, 5):
         half(sender, stream)
-    half(sender, 5)
-    refused = sender.status(5)
+    for stream in (7, 9):
+        sender.begin(stream)
+        sender.data(stream, framed(large()), last=True)
+    sender.sync()
+    assert service.frontend.server.arena_used <= 6 * MB, (
+        "a quarter, and one more; those that wait hold nothing"
+    )
+    sender.begin(11)
+    sender.data(
+        11, framed(infer_request("sum", x=np.ones((1, 100), np.float32)).SerializeToString()), last=True
+    )
+    assert sums(body_of(sender, 11)) == [[100.0]], "small ones go on"
+    assert output(wire.infer(pb.ModelInferRequest.FromString(large()))).tolist() == [[MB / 4]]
+    assert not {7, 9} & sender.ended
+    sender.send(RST_STREAM, 0, 1, struct.pack(">I", 8))
+    assert sums(body_of(sender, 7)) == sums(body_of(sender, 9)) == [[MB / 4]]
+    sender.close()
+    wait_until(lambda: service.frontend.server.arena_used == 0, "all memory given back")
+
+
+def test_messages_that_have_begun_do_not_wait_for_each_other(serve):
+    """Four of 2 MB begin, in room for two, and go on in turns."""
+    service, _ = serve(summing())
+    sender = Sender(service.grpc_port)
+    request = infer_request("sum", x=np.ones((1, MB // 2 - 100), np.float32))
+    message = framed(request.SerializeToString())
+    streams = (1, 3, 5, 7)
+    for stream in streams:
+        sender.begin(stream)
+    for at in range(0, len(message), 100 * KB):
+        for stream in streams:
+            sender.data(stream, message[at : at + 100 * KB], last=at + 100 * KB >= len(message))
+    assert [sums(body_of(sender, stream)) for stream in streams] == [[[MB / 2 - 100]]] * 4
+    sender.close()
+    wait_until(lambda: service.frontend.server.arena_used == 0, "all memory given back")
+
+
+def test_messages_that_take_turns_and_have_too_little_room_are_all_received(serve):
+    """Twelve of 1 MB on one connection that has room for four."""
+    service, _ = serve(summing())
+    sender = Sender(service.grpc_port)
+    left = {stream: list(pieces(framed(large()), 4 * stream + 3)) for stream in range(1, 25, 2)}
+    for stream in left:
+        sender.begin(stream)
+    choose = random.Random(12)
+    while left:
+        stream = choose.choice(list(left))
+        sender.data(stream, left[stream].pop(0), last=len(left[stream]) == 0)
+        left = {stream: rest for stream, rest in left.items() if rest}
+    assert [sums(body_of(sender, stream)) for stream in range(1, 25, 2)] == [[[MB / 4]]] * 12
+    sender.close()
+    wait_until(lambda: service.frontend.server.arena_used == 0, "all memory given back")
+
+
+def test_more_than_may_wait_are_told_to_come_back(serve):
+    service, _ = serve(summing())
+    sender = Sender(service.grpc_port)
+    for stream in (1, 3, 5):
+        half(sender, stream)
+    for i in range(17):
+        sender.begin(7 + 2 * i)
+        sender.data(7 + 2 * i, framed(large()[: 100 * KB], announced=MB))
+    refused = sender.status(7 + 2 * 16)
     assert (refused["grpc-status"], int(refused[PUSHBACK]) > 0) == ("8", True)
     assert "a quarter of --arena-mb" in refused["grpc-message"]
-    small = infer_request("sum", x=np.ones((1, 100), np.float32)).SerializeToString()
-    sender.begin(7)
-    sender.data(7, framed(small), last=True)
-    assert output(pb.ModelInferResponse.FromString(body_of(sender, 7))).tolist() == [[100.0]]
-    large = infer_request("sum", x=np.ones((1, MB // 4), np.float32))
-    assert output(wire.infer(large)).tolist() == [[MB / 4]], "another connection has its own share"
-    sender.send(RST_STREAM, 0, 1, struct.pack(">I", 8))
-    sender.begin(9)
-    sender.data(9, framed(large.SerializeToString()), last=True)
-    assert output(pb.ModelInferResponse.FromString(body_of(sender, 9))).tolist() == [[MB / 4]]
+    assert len(sender.ended) == 1
+    for stream in (1, 3):
+        sender.send(RST_STREAM, 0, stream, struct.pack(">I", 8))
+    sender.sync()
+    assert service.frontend.server.arena_used > 3 * MB, "those that waited are received"
     sender.close()
     wait_until(lambda: service.frontend.server.arena_used == 0, "all memory given back")
 
@@ -310,18 +375,21 @@ def test_connections_that_hold_all_they_may_keep_out_large_ones_alone(serve):
 
 def test_a_request_of_a_stream_that_finds_no_room_is_refused_in_its_turn(serve):
     service, _ = serve(summing())
-    sender = Sender(service.grpc_port)
-    for stream in (1, 3):
-        half(sender, stream)
-    large = infer_request("sum", x=np.ones((1, MB // 4), np.float32)).SerializeToString()
+    others = [Sender(service.grpc_port) for _ in range(3)]
+    for other in others:
+        for stream in (1, 3):
+            half(other, stream)
+        other.sync()
     small = infer_request("sum", x=np.ones((1, 10), np.float32)).SerializeToString()
-    sender.begin(5, "ModelStreamInfer")
-    sender.data(5, framed(small) + framed(large) + framed(small), last=True)
-    assert sender.status(5)["grpc-status"] == "0"
-    answers = [pb.ModelStreamInferResponse.FromString(message) for message in sender.messages(5)]
+    sender = Sender(service.grpc_port)
+    sender.begin(1, "ModelStreamInfer")
+    sender.data(1, framed(small) + framed(large()) + framed(small), last=True)
+    assert sender.status(1)["grpc-status"] == "0"
+    answers = [pb.ModelStreamInferResponse.FromString(message) for message in sender.messages(1)]
     assert [bool(answer.error_message) for answer in answers] == [False, True, False]
-    assert "a quarter of --arena-mb" in answers[1].error_message
-    sender.close()
+    assert "try later" in answers[1].error_message
+    for one in (*others, sender):
+        one.close()
     wait_until(lambda: service.frontend.server.arena_used == 0, "all memory given back")
 
 

@@ -10,9 +10,11 @@
  * messages never touch.
  *
  * HOW MUCH. Room follows what has come and is never more than four times as much (or HR_FIRST_ROOM). What was announced is
- * charged to nobody. Half-sent messages of a connection have at most a quarter of the arena, and of the spill behind it;
- * one alone, however large, is always received. Who comes beyond is told to try later, and what is still sent of it is read and
- * dropped: nobody waits for memory, so nobody waits for ever.
+ * charged to nobody. Half-sent messages of a connection have at most a quarter of the arena, and of the spill behind it; small
+ * ones are not counted. One message of a connection may go beyond, however large it is: so one always gets on, and no two wait
+ * for each other. Others then wait, unread, until a message is whole or gone: at most HR_WAITERS at once, each of which has sent
+ * no more than its window. Who comes after them is refused, and so is who finds the arena full: they are told to try later. So
+ * nobody waits for another connection.
  */
 #include "fq_input.h"
 #include "native_state.h"
@@ -28,8 +30,8 @@ static uint64_t generous(const hr_incoming *in, uint64_t need) {
 }
 
 static bool within_share(hr_stream *s, uint64_t room) {
-    uint64_t others = *charged(s) - s->in.room;
-    return others == 0 || others + room <= hr_dispatch_share(s->connection->io->dispatch, s->in.length);
+    if (s->in.length < HR_PLACED || s->connection->beyond == s) return true;
+    return *charged(s) - s->in.room + room <= hr_dispatch_share(s->connection->io->dispatch, s->in.length);
 }
 
 static void charge(hr_stream *s, uint64_t room) {
@@ -117,8 +119,22 @@ int hr_incoming_room(hr_stream *s, hr_view more) {
     uint64_t need = (uint64_t)in->count + more.length;
     if (need <= in->room || in->refused) return 0;
     if (in->data == NULL) begin(s, more);
+    if (!within_share(s, need) && s->connection->beyond == NULL) s->connection->beyond = s;
     if (extend(s, need) || leave_arena(s, need)) return 0;
-    return refuse(s, need);
+    if (within_share(s, need) || s->connection->waiters >= HR_WAITERS) return refuse(s, need);
+    in->waits = true;
+    s->connection->waiters++;
+    return 0;
+}
+
+/* Memory was given back: those that wait may have it, the oldest first. */
+static void wake_waiters(hr_connection *c) {
+    for (hr_stream *s = c->streams; s && c->waiters > 0; s = s->older) {
+        if (!s->in.waits) continue;
+        s->in.waits = false;
+        c->waiters--;
+        hr_stream_wants_reading(s);
+    }
 }
 
 void hr_incoming_ahead(hr_stream *s) {
@@ -128,9 +144,14 @@ void hr_incoming_ahead(hr_stream *s) {
 
 hr_incoming hr_incoming_take(hr_stream *s) {
     hr_incoming in = s->in;
+    hr_connection *c = s->connection;
     if (in.data) charge(s, 0);
+    if (in.waits) c->waiters--;
     s->in = (hr_incoming){0};
-    if (s->connection->direct == s) s->connection->direct = NULL;
+    if (c->direct == s) c->direct = NULL;
+    bool gave = in.data != NULL || c->beyond == s;
+    if (c->beyond == s) c->beyond = NULL;
+    if (gave) wake_waiters(c);
     return in;
 }
 

@@ -10,6 +10,7 @@
 #include "native_state.h"
 
 bool hr_stream_is_full(const hr_stream *s) {
+    if (s->in.waits) return true;
     if (s->method == HR_METHOD_STREAM_INFER) return hr_infer_is_full(s);
     return s->method == HR_METHOD_RPC && hr_rpc_is_full(s);
 }
@@ -84,6 +85,7 @@ static size_t take_body(hr_stream *s, const uint8_t *data, size_t length) {
         return n;
     }
     if (hr_incoming_room(s, (hr_view){data, n}) < 0) return length;
+    if (in->waits) return 0;
     if (!in->refused && in->data + in->count != data) memcpy(in->data + in->count, data, n);
     in->count += (uint32_t)n;
     if (in->count == in->length) message_done(s);

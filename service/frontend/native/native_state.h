@@ -25,6 +25,7 @@ enum {
     HR_READS = 8,                   /* of one connection in one wake-up */
     HR_FIRST_ROOM = 16 << 10,       /* what a message gets before more of it has come */
     HR_AHEAD = 192 << 10,           /* what it gets beyond what has come, until as much has come */
+    HR_WAITERS = 16,                /* messages of a connection that may wait for memory */
     HR_PLACED = 16 << 10,           /* messages from this size are received into the input arena */
     HR_KEEP = 16 << 10,             /* answers up to this size are encoded whole */
     HR_WINDOW = 64,                 /* requests in flight on one stream */
@@ -111,6 +112,7 @@ typedef struct hr_incoming {
     bool compressed;
     bool placed;  /* it lies in the input arena */
     bool large;   /* its bytes count with those of large messages */
+    bool waits;   /* for other messages of its connection to give back memory */
     bool refused; /* its bytes are counted and dropped: `why` is said in its turn */
     uint32_t length;
     uint32_t count;
@@ -259,6 +261,8 @@ struct hr_connection {
     hr_stream *streams;
     hr_stream *wanting; /* reading */
     uint32_t stream_count;
+    hr_stream *beyond;    /* whose message may have more than the connection's share */
+    uint32_t waiters;     /* streams whose message waits for memory */
     uint64_t arriving[2]; /* bytes that messages on their way in have: [1] of large ones, which spill */
     hr_output_queue out;
     /* the DATA frame that is being read */
