@@ -100,12 +100,12 @@ static int give_up(hr_dispatch *d, hr_lane *lane, hr_pending *p) {
 }
 
 static int publish(hr_dispatch *d, hr_lane *lane, hr_pending *p, const hr_call *call, hr_error *err) {
-    if (call->in_flight) atomic_fetch_add(call->in_flight, 1);
+    if (call->in_flight) call->in_flight(call->counter, 1);
     if (fq_lane_push(&lane->front, p->slot) == 0) {
         lane->unrung = true;
         return 0;
     }
-    if (call->in_flight) atomic_fetch_sub(call->in_flight, 1);
+    if (call->in_flight) call->in_flight(call->counter, -1);
     fq_input_free(&d->input, p->blocks, p->block_count);
     give_up(d, lane, p);
     return hr_fail(err, HR_INTERNAL, "the submission ring is full, which only a broken worker can bring about");

@@ -96,7 +96,9 @@ typedef struct hr_call {
     uint32_t trace_flags;
     unsigned char trace_id[16];
     unsigned char span_id[8];
-    _Atomic uint64_t *in_flight; /* one more, from just before the worker can see the request; may be NULL */
+    /* Called with 1 just before the worker can see the request, and with -1 if it cannot after all; may be NULL. */
+    void (*in_flight)(void *counter, int by);
+    void *counter;
 } hr_call;
 
 /* 0, or -1 with what the client is to be told in *err. The message is the caller's, and no longer needed. */

@@ -110,13 +110,16 @@ static int dispatch(hr_io *io, hr_view message, hr_arriving *placed, const hr_ca
     return hr_dispatch_submit(io->dispatch, message.data, message.length, call, handle, err);
 }
 
+static void count_in_flight(void *native, int by) { hr_count(&((hr_native *)native)->in_flight, by); }
+
 static int submit(hr_stream *s, hr_entry *e, hr_view message, hr_arriving *placed, hr_error *err) {
     hr_io *io = s->connection->io;
     hr_call call = {.token = (uint64_t)(uintptr_t)e,
                     .arrival_ns = io->now_ns,
                     .deadline_ns = s->deadline_ns,
                     .stream = s->method == HR_METHOD_STREAM_INFER,
-                    .in_flight = &io->native->in_flight};
+                    .in_flight = count_in_flight,
+                    .counter = io->native};
     if (check_server(s, err) == 0 && dispatch(io, message, placed, &call, &e->handle, err) == 0) {
         e->in_flight = true;
         e->unordered = hr_dispatch_unordered(io->dispatch);
