@@ -117,6 +117,8 @@ cdef extern from "fq_fill.h" nogil:
                      fq_slot *) noexcept
 
 cdef extern from "fq_control.h" nogil:
+    enum:
+        FQ_MAX_RUNNING
     const int FQ_MAX_STREAMS
     ctypedef struct fq_policy:
         uint32_t max_batch
@@ -135,7 +137,7 @@ cdef extern from "fq_control.h" nogil:
     ctypedef struct fq_level:
         int64_t timeout_ns
         uint32_t delay, max_queue
-    const int FQ_STEP_CLOSE, FQ_MAX_LEVELS, FQ_MAX_RUNNING
+    const int FQ_STEP_CLOSE, FQ_MAX_LEVELS
     fq_step fq_next_step(int64_t now, const fq_pending *, const fq_free_slots *, const fq_policy *) noexcept
 
     ctypedef struct fq_signature:

@@ -418,7 +418,7 @@ cdef class BatchFormer:
     def watch(self) -> list:
         """A Running per launched batch. `slow` is True once per batch, when it has run for `slow_after_ns`; it is then
         counted. Ages are without the time that a batch waited for output memory."""
-        cdef _c.fq_running running[128]
+        cdef _c.fq_running running[_c.FQ_MAX_RUNNING]
         self.alive()
         return [
             Running(running[i].model, running[i].rows, running[i].number, running[i].age_ns, running[i].slow_after_ns,

@@ -366,3 +366,16 @@ def test_batches_that_are_closed_and_not_launched_are_nobodys_fault() -> None:
     rig.submit()
     rig.step()
     assert len(rig.former.watch()) == 1
+
+
+def test_every_batch_that_runs_is_watched_however_many_there_are() -> None:
+    streams = 70
+    rig = Rig(max_batch=1, slots=256, streams=streams, max_streams=streams)
+    for _ in range(2 * streams):
+        rig.submit()
+    running = [batch for stream in range(streams) for _ in range(2) if (batch := rig.launch(stream))]
+    assert [batch.number for batch in rig.former.watch()] == [batch.number for batch in running]
+    assert len(running) == 2 * streams
+    for batch in running:
+        rig.compute(batch)
+    assert rig.former.watch() == []
