@@ -106,6 +106,10 @@ class InProcess:
             worker, self._worker = self._worker, None
             worker.stop()
 
+    def call_soon(self, what: Callable[[], object]) -> None:
+        """Has it called on the front end's loop, which waits for it."""
+        self._loop.call_soon_threadsafe(what)
+
     def drain(self) -> int:
         """What SIGTERM does; returns when all is finished. The number of requests that did not make it."""
         return self._run(self.frontend.drain())

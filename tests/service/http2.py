@@ -34,6 +34,12 @@ def call_headers(path: str, **others: str) -> bytes:
     return literals(headers | {name.replace("_", "-"): value for name, value in others.items()})
 
 
+def frames_of_call(stream: int, path: str, message: bytes = b"", flags: int = END_STREAM) -> bytes:
+    """A gRPC call with its first message, which is its last one unless `flags` is 0."""
+    data = struct.pack(">BI", 0, len(message)) + message
+    return frame(HEADERS, END_HEADERS, stream, call_headers(path)) + frame(DATA, flags, stream, data)
+
+
 class Http2:
     """One connection: sends frames, receives frames."""
 
@@ -63,9 +69,8 @@ class Http2:
             yield kind, flags, stream, payload
 
     def call(self, stream: int, path: str, message: bytes = b"", flags: int = END_STREAM) -> None:
-        """A gRPC call with its first message, which is its last one unless `flags` is 0."""
-        self.send(HEADERS, END_HEADERS, stream, call_headers(path))
-        self.send(DATA, flags, stream, struct.pack(">BI", 0, len(message)) + message)
+        """Sends `frames_of_call`."""
+        self.write(frames_of_call(stream, path, message, flags))
 
     def close(self) -> None:
         self._file.close()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, takewhile
+from threading import Event, Thread
+
 import grpc
 import numpy as np
 import pytest
+from hpack import Decoder
+from http2 import HEADERS, PING, RST_STREAM, Http2, frames_of_call
 from scripted import affine
 from waiting import wait_until
 from wire import done_response, hold, infer_request, output, queue, rows, status_of
 
 from service._pb import inference as pb
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 # ---- time and room ----
 
@@ -85,6 +95,19 @@ def test_a_burst_of_twice_what_runs_at_once_waits_and_is_not_refused(serve):
     engine.gate.open()
     for i, future in enumerate(burst):
         assert np.array_equal(output(done_response(future)), 2 * rows(1, 10.0 * i) + 1)
+
+
+def test_the_first_requests_of_a_model_that_is_slow_when_it_is_cold_are_served(serve):
+    """Nothing is refused by an estimate: there is none before the first batch, and it never decides."""
+    engine = affine()
+    service, wire = serve(engine)
+    first = hold(engine, wire, infer_request("affine", x=rows(1)))  # runs, for as long as it likes
+    (second,) = queue(service, wire, [infer_request("affine", x=rows(1, 10.0))])
+    assert not first.done()
+    assert not second.done()
+    engine.gate.open()
+    assert np.array_equal(output(done_response(first)), 2 * rows(1) + 1)
+    assert np.array_equal(output(done_response(second)), 2 * rows(1, 10.0) + 1)
 
 
 def test_a_full_queue_refuses_with_a_hint_when_to_come_back(serve):
@@ -169,6 +192,57 @@ def test_draining_finishes_what_is_accepted_and_refuses_what_is_new(serve):
     assert status_of(first) == "OK"
     for i, future in enumerate(queued):
         assert np.array_equal(output(done_response(future)), 2 * rows(1, 10.0 * i) + 1)
+
+
+@contextmanager
+def held_up(service) -> Iterator[None]:
+    """The front end's loop stands still meanwhile."""
+    standing, go = Event(), Event()
+
+    def stand() -> None:
+        standing.set()
+        go.wait()
+
+    service.call_soon(stand)
+    standing.wait()
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def ends(frames: Iterable[tuple[int, int, int, bytes]], decoder: Decoder, count: int) -> Iterator[str]:
+    """How each of `count` calls ends: its gRPC status, or the error of its reset."""
+    for kind, _, _, payload in frames:
+        end = None
+        if kind == RST_STREAM and any(payload):  # without an error it follows the status
+            end = f"reset {int.from_bytes(payload, 'big')}"
+        elif kind == HEADERS:
+            end = dict(decoder.decode(payload)).get("grpc-status")
+        if end is None:
+            continue
+        yield end
+        if (count := count - 1) == 0:
+            return
+
+
+def test_calls_that_nobody_has_looked_at_when_the_drain_begins_are_told_so(serve):
+    service, _ = serve(affine())
+    client = Http2(service.grpc_port)
+    message = infer_request("affine", x=rows(1)).SerializeToString()
+    with held_up(service):  # what comes now lies with gRPC
+        client.write(b"".join(frames_of_call(stream, INFER, message) for stream in range(1, 401, 2)))
+        client.send(PING, 0, 0, b"received")
+        frames = client.frames()
+        early = list(takewhile(lambda frame: frame[0] != PING, frames))
+        drained = Thread(target=service.drain)
+        drained.start()
+    expected = {"0", str(grpc.StatusCode.UNAVAILABLE.value[0])}
+    found = Counter(ends(chain(early, frames), client.decoder, 200))
+    assert set(found) <= expected, "an answer, or told to go elsewhere"
+    assert found.total() == 200
+    drained.join()
+    client.close()
 
 
 def test_a_drain_that_runs_out_of_time_says_how_many_were_left(serve):

@@ -59,6 +59,9 @@ READ_TO_REFUSE_BYTES = 64 << 20
 # accepted request: a call whose request never came, or an open reflection stream.
 LAST_WORDS_S = 2.0
 
+# gRPC cancels the calls that no handler has seen when it stops. So it stops when none has come for this long.
+QUIET_S = 0.05
+
 Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
 
 
@@ -81,6 +84,7 @@ class GrpcioServer:
         self._unary = Unary(calls, state)
         self._health = Health(lambda: state.ready)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
+        self._seen = 0  # calls
         readable = min(INT32_MAX, max_message_bytes + min(max_message_bytes, READ_TO_REFUSE_BYTES))
         limits = [
             ("grpc.max_receive_message_length", readable),
@@ -99,6 +103,7 @@ class GrpcioServer:
 
     def _enter(self, context: Context) -> asyncio.Task[Any] | None:
         """Lets a call in, until gRPC has sent its end; None: it is refused, and the status is set."""
+        self._seen += 1
         try:
             self.admission.enter()
         except RequestError as error:
@@ -207,9 +212,17 @@ class GrpcioServer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._finished(), timeout_s)
         unfinished = self._calls.in_flight
+        await self._quiet(min(end_s, time.monotonic() + LAST_WORDS_S))
         self._health.close()
         await self._server.stop(min(max(0.0, end_s - time.monotonic()), LAST_WORDS_S))
         return unfinished
+
+    async def _quiet(self, end_s: float) -> None:
+        """Until no call has come for QUIET_S: those that come are told that the server ends."""
+        seen = -1
+        while seen != self._seen and time.monotonic() < end_s:
+            seen = self._seen
+            await asyncio.sleep(QUIET_S)
 
     async def _finished(self) -> None:
         await self._calls.wait_idle()
