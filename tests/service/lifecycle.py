@@ -22,10 +22,13 @@ HERE = Path(__file__).parent
 SCRIPT = """
 import resource, sys
 from service.config import ServeConfig
-from service.supervisor import COMMANDS, WORKER, serve
+from service.supervisor import COMMANDS, FRONTEND, WORKER, serve
 if limit := int(sys.argv[3]):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-sys.exit(serve(ServeConfig.from_json(sys.argv[1]), {**COMMANDS, WORKER: [sys.executable, sys.argv[2]]}))
+commands = {**COMMANDS, WORKER: [sys.executable, sys.argv[2]]}
+if sys.argv[4:]:
+    commands[FRONTEND] = [sys.executable, *sys.argv[4:]]
+sys.exit(serve(ServeConfig.from_json(sys.argv[1]), commands))
 """
 
 
@@ -33,7 +36,8 @@ class Server:
     """The service with the model `affine`, ready when entered and gone when left.
 
     `descriptors` is how many each of its processes may have; 0: as many as the tests. `others` are models of
-    gated_worker.py that are served beside `affine`.
+    gated_worker.py that are served beside `affine`. `frontend_command` is a script with its arguments that is
+    the front-end process instead of the real one.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class Server:
         execution_timeout_s: float = 300.0,
         descriptors: int = 0,
         others: Sequence[str] = (),
+        frontend_command: Sequence[str] = (),
         **settings,
     ) -> None:
         self._descriptors = descriptors
+        self._frontend_command = frontend_command
         self.model = folder / "affine.onnx"
         self._paths = [self.model, *(folder / f"{name}.onnx" for name in others)]
         for path in self._paths:
@@ -69,6 +75,7 @@ class Server:
                 config.to_json(),
                 str(HERE / "gated_worker.py"),
                 str(self._descriptors),
+                *self._frontend_command,
             ],
             pass_fds=[writer],
             stdout=self._log,
