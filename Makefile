@@ -10,7 +10,7 @@ DIST ?= dist
 PYTEST = cd $(VENV) && bin/python -P -m pytest -c $(ROOT)/pyproject.toml --rootdir $(ROOT) -p no:cacheprovider $(PYTEST_ARGS)
 FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
 
-.PHONY: demo test fast fuzz wheel lint t0 t1 t2 t3 t4 t6 clean
+.PHONY: demo test fast fuzz fuzz-native wheel lint t0 t1 t2 t3 t4 t6 clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace demo $(DEMO_ARGS)
@@ -24,6 +24,10 @@ fast: $(VENV)/.ready-test
 # What is nearly right, for ten minutes instead of the one in `make test`; from other random numbers each time.
 fuzz: $(VENV)/.ready-test
 	export HEADRACE_FUZZ_SECONDS=600 HEADRACE_FUZZ_SEED=$${HEADRACE_FUZZ_SEED:-$$(date +%s)}; $(PYTEST) -rP $(ROOT)/tests/fuzz
+
+# libFuzzer on the native front end: half an hour for each of three targets, where `make test` has a minute.
+fuzz-native: $(VENV)/.ready-test
+	export HEADRACE_FUZZ_SECONDS=$${HEADRACE_FUZZ_SECONDS:-1800}; $(PYTEST) $(ROOT)/tests/frontend/test_native_fuzz.py
 
 # The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants, threads.
 t0 t1 t2 t3 t4 t6: $(VENV)/.ready-test

@@ -200,6 +200,8 @@ static int submit_status(hr_stream *s, bool alone) {
 /* Ends the call, once what is queued is sent; whatever the client still sends is dropped. */
 void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry) {
     if (s->ending) return;
+    uint8_t *copy = text.length ? malloc(text.length) : NULL; /* now: it may be that of an entry, which leaves */
+    if (copy) memcpy(copy, text.data, text.length);
     hr_infer_leave(s);
     hr_rpc_leave(s);
     hr_deadlines_remove(&s->connection->io->deadlines, &s->timer);
@@ -208,8 +210,6 @@ void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry) {
     s->ending = true;
     s->status = code;
     s->retry = retry;
-    uint8_t *copy = text.length ? malloc(text.length) : NULL;
-    if (copy) memcpy(copy, text.data, text.length);
     s->text = (hr_view){copy, copy ? text.length : 0};
     if (s->headers_sent || code == 0) {
         go_on(s);

@@ -163,18 +163,23 @@ static void handle(hr_io *io, const struct epoll_event *event) {
     else hr_connection_read(event->data.ptr);
 }
 
+/* What a wake-up does, at `now_ns`. */
+static void turn(hr_io *io, const struct epoll_event *events, int count) {
+    for (int i = 0; i < count; i++) handle(io, &events[i]);
+    hr_dispatch_ring(io->dispatch); /* the workers have something to do while we send */
+    hr_infer_answers(io);
+    expire(io);
+    hr_connections_say(io);
+    hr_messages_leave_arena(io);
+}
+
 static void *loop(void *argument) {
     hr_io *io = argument;
     struct epoll_event events[EVENTS];
     while (!io->stopping) {
         int count = epoll_wait(io->epoll, events, EVENTS, timeout_ms(io));
         io->now_ns = now_ns();
-        for (int i = 0; i < count; i++) handle(io, &events[i]);
-        hr_dispatch_ring(io->dispatch); /* the workers have something to do while we send */
-        hr_infer_answers(io);
-        expire(io);
-        hr_connections_say(io);
-        hr_messages_leave_arena(io);
+        turn(io, events, count);
     }
     while (io->connections) hr_connection_close(io->connections);
     return NULL;
@@ -204,6 +209,10 @@ static int make_io(hr_native *n, uint32_t number, hr_error *err) {
         hr_io_watch(io, hr_dispatch_eventfd(io->dispatch), io->dispatch) < 0)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "an I/O thread cannot be made: %s", strerror(errno));
     io->now_ns = now_ns();
+    return 0;
+}
+
+static int start_io(hr_native *n, hr_io *io, hr_error *err) {
     if (pthread_create(&io->thread, NULL, loop, io) != 0)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "an I/O thread cannot be started");
     n->started_threads++;
@@ -226,7 +235,7 @@ hr_native *hr_native_new(const hr_native_options *options, hr_error *err) {
     pthread_mutex_init(&n->event_lock, NULL);
     for (uint32_t i = 0; i < options->threads; i++) {
         n->ios[i].epoll = n->ios[i].wake = -1;
-        if (make_io(n, i, err) == 0) continue;
+        if (make_io(n, i, err) == 0 && start_io(n, &n->ios[i], err) == 0) continue;
         hr_native_free(n);
         return NULL;
     }
