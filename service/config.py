@@ -16,6 +16,7 @@ import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 
+from service.certificates import BadCertificate, read_certificates
 from service.errors import ConfigError
 
 DEFAULT_GRPC_PORT = 8001
@@ -51,7 +52,9 @@ class ServeConfig:
         frontend: which front end listens (FRONTENDS). io_threads: of the native one, each with an input
         arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start, or clients.
         load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all there is.
-        ready_fd: a descriptor that gets one line of JSON when the service is ready, then is closed.
+        grpc_use_ssl, grpc_use_ssl_mutual: TLS, and certificates of clients too; the three after them are PEM
+        files (see `root_cert`). ready_fd: a descriptor that gets one line of JSON when the service is ready,
+        then is closed.
     """
 
     model_paths: tuple[str, ...]
@@ -75,11 +78,17 @@ class ServeConfig:
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()
     io_threads: int = 1
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: str = ""
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
     ready_fd: int | None = None
 
     def check(self) -> None:
         """Raises ConfigError with every fault of this configuration; does nothing when there is none."""
         faults = self._number_faults() + self._word_faults() + self._model_faults() + self._ready_fd_faults()
+        faults += self._tls_faults()
         if faults:
             raise ConfigError(faults)
 
@@ -125,6 +134,38 @@ class ServeConfig:
         if self.load_models and not self.explicit:
             faults.append("--load-model is for --model-control-mode explicit; otherwise everything is loaded")
         return faults
+
+    def _tls_faults(self) -> list[str]:
+        files = {
+            "--grpc-server-cert": self.grpc_server_cert,
+            "--grpc-server-key": self.grpc_server_key,
+            "--grpc-root-cert": self.grpc_root_cert,
+        }
+        if not self.tls:
+            named = [flag for flag, path in files.items() if path]
+            return [f"{', '.join(named)}: for --grpc-use-ssl or --grpc-use-ssl-mutual alone"] if named else []
+        if self.frontend == "native":
+            return ["--grpc-use-ssl is for --frontend grpcio alone: the native front end has no TLS"]
+        if not self.grpc_use_ssl_mutual:
+            del files["--grpc-root-cert"]
+        if missing := [flag for flag, path in files.items() if not path]:
+            mode = "--grpc-use-ssl-mutual" if self.grpc_use_ssl_mutual else "--grpc-use-ssl"
+            return [f"{mode} needs {' and '.join(missing)}: name a PEM file"]
+        try:
+            read_certificates(self.grpc_server_cert, self.grpc_server_key, self.root_cert)
+        except BadCertificate as error:
+            return [str(error)]
+        return []
+
+    @property
+    def tls(self) -> bool:
+        """Whether the gRPC port speaks TLS."""
+        return self.grpc_use_ssl or self.grpc_use_ssl_mutual
+
+    @property
+    def root_cert(self) -> str:
+        """The file that clients' certificates are checked against; empty when clients need none."""
+        return self.grpc_root_cert if self.grpc_use_ssl_mutual else ""
 
     @property
     def explicit(self) -> bool:

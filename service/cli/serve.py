@@ -125,6 +125,26 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
     ] = 30.0,
+    grpc_use_ssl: Annotated[
+        bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port (--frontend grpcio).")
+    ] = False,
+    grpc_use_ssl_mutual: Annotated[
+        bool,
+        typer.Option(
+            "--grpc-use-ssl-mutual", help="TLS, and clients must show a certificate of --grpc-root-cert."
+        ),
+    ] = False,
+    grpc_server_cert: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="The server's certificate and its chain, PEM.", show_default=False),
+    ] = "",
+    grpc_server_key: Annotated[
+        str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.", show_default=False)
+    ] = "",
+    grpc_root_cert: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Who signs clients' certificates, PEM.", show_default=False),
+    ] = "",
     ready_fd: Annotated[
         int | None,
         typer.Option(
@@ -168,6 +188,11 @@ def serve(
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
         io_threads=io_threads,
+        grpc_use_ssl=grpc_use_ssl,
+        grpc_use_ssl_mutual=grpc_use_ssl_mutual,
+        grpc_server_cert=grpc_server_cert,
+        grpc_server_key=grpc_server_key,
+        grpc_root_cert=grpc_root_cert,
         ready_fd=ready_fd,
     )
     raise typer.Exit(run_service(config))

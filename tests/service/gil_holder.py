@@ -1,5 +1,5 @@
-"""The front-end process, which holds its GIL from SIGUSR1 until the file of its first argument is unlocked: as
-a C extension does that forgets to release it.
+"""The front-end process, which holds its GIL from SIGUSR1 until the file of its first argument is unlocked:
+as a C extension does that forgets to release it.
 """
 
 from __future__ import annotations

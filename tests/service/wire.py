@@ -56,10 +56,14 @@ def rows(count: int, first: float = 0.0, width: int = 4) -> np.ndarray:
 class Wire:
     """A channel to a server."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self.address = address
-        self.channel = grpc.insecure_channel(address, [*unlimited, ("grpc.enable_http_proxy", 0)])
+        options = [*unlimited, ("grpc.enable_http_proxy", 0)]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(address, options)
+        else:
+            self.channel = grpc.secure_channel(address, credentials, options)
 
     def close(self) -> None:
         self.channel.close()

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from service.certificates import BadCertificate
 from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.errors import Code, StartError
@@ -28,6 +29,7 @@ from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status
 from service.frontend.grpcio.stream import Stream
+from service.frontend.grpcio.tls import server_credentials
 from service.frontend.grpcio.unary import Unary, control
 from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
@@ -81,6 +83,7 @@ class GrpcioServer:
         self.admission = Admission(config.max_calls, config.answer_mb << 20, triton)
         max_message_bytes = config.max_message_bytes
         self._state = state
+        self._config = config
         self._unary = Unary(calls, state)
         self._health = Health(lambda: state.ready)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
@@ -195,12 +198,19 @@ class GrpcioServer:
         if why := why_not_bound(host, port, "--grpc-port"):  # gRPC would say less, and log more
             raise StartError(why)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            bound = self._bind(join_address(host, port))
+        except BadCertificate as error:
+            raise StartError(str(error)) from error
         except RuntimeError as error:
             raise StartError(f"cannot listen on {host} port {port}: {error}") from error
         self._register(rpcs)
         await self._server.start()
         return bound
+
+    def _bind(self, address: str) -> int:
+        if not self._config.tls:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, server_credentials(self._config))
 
     def readiness_changed(self) -> None:
         self._health.changed()

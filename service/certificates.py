@@ -1,0 +1,112 @@
+"""The files of TLS: read and checked together before anybody uses them, and looked at again for changes.
+
+    certificates = Certificates(cert, key, root)
+    certificates.newest()       what the files hold now, or held when they last made sense
+
+A file that cannot be used is said by its flag. After the start that is no reason to end: what was read last
+goes on, and is replaced when the files make sense again (a key is often written a moment after its
+certificate).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CERT, KEY, ROOT = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
+
+
+class BadCertificate(Exception):
+    """One sentence that names the flag of the file, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Pem:
+    """What the files hold, as they are on disk. root: empty when clients need no certificate."""
+
+    cert: bytes
+    key: bytes
+    root: bytes
+
+
+def read_certificates(cert: str, key: str, root: str = "") -> Pem:
+    """Reads and checks the files; `root` may be "". Raises BadCertificate."""
+    pem = Pem(_read(CERT, cert), _read(KEY, key), _read(ROOT, root) if root else b"")
+    _check_certificates(CERT, cert, pem.cert)
+    if root:
+        _check_certificates(ROOT, root, pem.root)
+    _check_key(cert, key, pem)
+    return pem
+
+
+class Certificates:
+    """The files of a server that runs. `say` is told of a change that cannot be used, once."""
+
+    def __init__(self, cert: str, key: str, root: str, say: Callable[[str], None]) -> None:
+        self._paths = (cert, key, root)
+        self._say = say
+        self._stamps = self._look()
+        self._pem = read_certificates(cert, key, root)
+
+    def newest(self) -> Pem:
+        """What the files hold, when it can be used; else what was used last."""
+        stamps = self._look()
+        if stamps != self._stamps:
+            self._stamps = stamps
+            try:
+                self._pem = read_certificates(*self._paths)
+            except BadCertificate as error:
+                self._say(f"the new certificate is not used, the one before goes on: {error}")
+        return self._pem
+
+    def _look(self) -> list[tuple[int, ...]]:
+        return [_stamp(path) for path in self._paths if path]
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(flag: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadCertificate(f"{flag} '{path}' cannot be read: {why}") from error
+
+
+def _check_certificates(flag: str, path: str, data: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=data.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise BadCertificate(f"{flag} '{path}' holds no certificate: expected PEM text") from error
+
+
+def _no_password() -> str:
+    raise ValueError("encrypted")
+
+
+def _check_key(cert: str, key: str, pem: Pem) -> None:
+    """Reads exactly the bytes that will be used: a file may change between two looks."""
+    fd = os.memfd_create("headrace-certificates")
+    try:
+        os.write(fd, pem.key + b"\n" + pem.cert)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(f"/proc/self/fd/{fd}", password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadCertificate(f"{KEY} '{key}' does not belong to {CERT} '{cert}'") from error
+        why = f" ({error.reason})" if error.reason else ""
+        raise BadCertificate(
+            f"{KEY} '{key}' holds no private key for '{cert}': expected PEM text{why}"
+        ) from error
+    except ValueError as error:
+        raise BadCertificate(f"{KEY} '{key}' is encrypted: expected a key without a password") from error
+    finally:
+        os.close(fd)
