@@ -22,7 +22,7 @@ MAX_CALLS = 10 * STREAMS  # what the dead would leave open could not hide for lo
 @contextmanager
 def client(server: Server) -> Iterator[subprocess.Popen[bytes]]:
     """A client with STREAMS open streams and one request sent on each, killed when left."""
-    command = [sys.executable, "-E", "-S", CLIENT, str(server.ready["grpc_port"]), str(STREAMS)]
+    command = [sys.executable, "-E", CLIENT, str(server.ready["grpc_port"]), str(STREAMS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             process.stdin.write(infer_request("affine", x=rows(1), id="last words").SerializeToString())

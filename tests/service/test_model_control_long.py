@@ -61,8 +61,10 @@ def come_and_go(service: Running, name: str, turns: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "turns"), [("one", 200), ("snake", 70)])
-def test_loads_and_unloads_leave_nothing_behind(folder: Path, name: str, turns: int) -> None:
-    with running(folder) as service:
+def test_loads_and_unloads_leave_nothing_behind(
+    folder: Path, frontend: str, name: str, turns: int
+) -> None:
+    with running(folder, frontend) as service:
         held = [Held(service.child(f"service.{part}")) for part in ("worker", "frontend")]
         come_and_go(service, name, WARM)
         things, memory = [one.things() for one in held], [one.rss() for one in held]
@@ -120,9 +122,9 @@ class Sender:
 
 
 @pytest.mark.slow
-def test_no_request_fails_while_the_model_is_loaded_again_twenty_times(folder: Path) -> None:
+def test_no_request_fails_while_the_model_is_loaded_again_twenty_times(folder: Path, frontend: str) -> None:
     """G 96."""
-    with running(folder, "--load-model", "one") as service:
+    with running(folder, frontend, "--load-model", "one") as service:
         sender = Sender(service.url)
         try:
             for turn in range(20):
