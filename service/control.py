@@ -162,7 +162,8 @@ class Channel:
         frame = encode(kind, body or {}, len(fds))
         try:
             sent = self._sock.sendmsg([frame], _rights(fds), socket.MSG_NOSIGNAL)
-            self._sock.sendall(frame[sent:], socket.MSG_NOSIGNAL)
+            if sent < len(frame):  # to send nothing would fail when the peer has gone with all of it
+                self._sock.sendall(frame[sent:], socket.MSG_NOSIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
@@ -222,7 +223,8 @@ class AsyncChannel:
         async with self._sending:
             try:
                 sent = await self._send_first(loop, frame, fds)
-                await loop.sock_sendall(self._sock, frame[sent:])
+                if sent < len(frame):
+                    await loop.sock_sendall(self._sock, frame[sent:])
             except (BrokenPipeError, ConnectionResetError, ValueError):
                 return False
         return True

@@ -93,6 +93,41 @@ def test_end_of_file_is_none_and_sending_to_nobody_is_false(pair):
     assert right.send("anybody?") is False
 
 
+class LastWords(socket.socket):
+    """Its peer is gone as soon as it has everything."""
+
+    peer: socket.socket
+
+    def sendmsg(self, *arguments) -> int:
+        sent = super().sendmsg(*arguments)
+        self.peer.close()
+        return sent
+
+
+def last_words() -> LastWords:
+    ours, peer = socket.socketpair()
+    sock = LastWords(fileno=ours.detach())
+    sock.peer = peer
+    return sock
+
+
+def test_what_a_peer_that_dies_of_it_has_received_was_sent():
+    channel = Channel(last_words())
+    assert channel.send("execute", {"rows": 1})
+    channel.close()
+
+
+def test_the_same_of_the_async_face():
+    async def send() -> bool:
+        channel = AsyncChannel(last_words())
+        try:
+            return await channel.send("execute", {"rows": 1})
+        finally:
+            channel.close()
+
+    assert asyncio.run(send())
+
+
 def test_shutdown_ends_a_receive_in_another_thread(pair):
     _, right = pair
     received: list[object] = ["nothing yet"]

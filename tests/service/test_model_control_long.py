@@ -61,9 +61,7 @@ def come_and_go(service: Running, name: str, turns: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "turns"), [("one", 200), ("snake", 70)])
-def test_loads_and_unloads_leave_nothing_behind(
-    folder: Path, frontend: str, name: str, turns: int
-) -> None:
+def test_loads_and_unloads_leave_nothing_behind(folder: Path, frontend: str, name: str, turns: int) -> None:
     with running(folder, frontend) as service:
         held = [Held(service.child(f"service.{part}")) for part in ("worker", "frontend")]
         come_and_go(service, name, WARM)
