@@ -84,7 +84,8 @@ def _read(flag: str, path: str) -> bytes:
 
 def _check_certificates(flag: str, path: str, data: bytes) -> None:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=data.decode("ascii"))
+        text = data.decode("ascii", "ignore")  # names of authorities between the certificates are in any language
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
         raise BadCertificate(f"{flag} '{path}' holds no certificate: expected PEM text") from error
 

@@ -140,6 +140,13 @@ def test_a_file_that_cannot_be_used_is_named_by_its_flag(tmp_path, ca, name, dam
     assert words in fault
 
 
+def test_what_stands_between_certificates_may_be_in_any_language(tmp_path, ca):
+    files = install(tmp_path, ca)
+    root = tmp_path / "root"
+    root.write_bytes("Főtanúsítvány\n".encode() + root.read_bytes())
+    ServeConfig((__file__,), grpc_use_ssl_mutual=True, **files).check()
+
+
 def test_a_key_of_another_certificate(tmp_path, ca):
     files = install(tmp_path, ca)
     (tmp_path / "key").write_bytes(ca.issue_cert("localhost").private_key_pem.bytes())
