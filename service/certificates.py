@@ -84,7 +84,7 @@ def _read(flag: str, path: str) -> bytes:
 
 def _check_certificates(flag: str, path: str, data: bytes) -> None:
     try:
-        text = data.decode("ascii", "ignore")  # names of authorities between the certificates are in any language
+        text = data.decode("ascii", "ignore")  # what stands between certificates is in any language
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
         raise BadCertificate(f"{flag} '{path}' holds no certificate: expected PEM text") from error
