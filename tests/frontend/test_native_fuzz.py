@@ -147,7 +147,7 @@ def test_it_runs_clean(fuzzer: Callable[[str], Path], target: str, tmp_path: Pat
     corpus.mkdir()
     for number, seed in enumerate(SEEDS[target]()):
         (seeds / str(number)).write_bytes(seed)
-    # Its own limit on memory counts the most that this process ever had: a child inherits it. ASan's does not.
+    # Its own limit on memory counts what this process ever had, which a child inherits; ASan's does not.
     limits = [f"-max_total_time={SECONDS}", "-max_len=8192", "-timeout=20", "-rss_limit_mb=0"]
     environment = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=2048"}
     command = [str(fuzzer(target)), *limits, f"-artifact_prefix={tmp_path}/", str(corpus), str(seeds)]
