@@ -57,8 +57,8 @@ typedef struct hr_dispatch hr_dispatch;
 
 /* ---- setting up ---- */
 
-/* `arena_mb` MB for payloads (at least 1), `spill_mb` MB more for large ones (fq_spill.h; 0: none), `slots` requests in flight on each lane at most (rounded up to a power of
- * two, at most FQ_MAX_SLOTS). NULL with *err. */
+/* `arena_mb` MB for payloads (at least 1), `spill_mb` MB more for large ones (fq_spill.h; 0: none), `slots` requests in
+ * flight on each lane at most (rounded up to a power of two, at most FQ_MAX_SLOTS). NULL with *err. */
 hr_dispatch *hr_dispatch_new(uint32_t arena_mb, uint32_t spill_mb, uint32_t slots, hr_error *err);
 void hr_dispatch_free(hr_dispatch *d); /* NULL is allowed */
 

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import triton_repository as repositories
+from gated_model import SOURCE, Gate
 from test_model_control import Control
 from waiting import LIMIT_S, wait_until
 from wire import Wire, infer_request, output, rows
@@ -26,21 +27,6 @@ from service.demo.server import started
 
 pytestmark = pytest.mark.slow
 
-SLOW = """
-import os
-import time
-
-
-class Model:
-    def initialize(self, config):
-        gate = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shut")
-        open(gate + ".seen", "w").close()
-        while os.path.exists(gate):
-            time.sleep(0.01)
-
-    def execute(self, inputs):
-        return {"y": inputs["x"] + 1}
-"""
 CONFIG = """
 backend: "python"
 max_batch_size: 8
@@ -83,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
     repositories.put(repository, "one", {1: 1.0})
     repositories.put(repository, "two", {1: 2.0})
     (repository / "slow" / "1").mkdir(parents=True)
-    (repository / "slow" / "1" / "model.py").write_text(SLOW)
+    (repository / "slow" / "1" / "model.py").write_text(SOURCE)
     (repository / "slow" / "config.pbtxt").write_text(CONFIG)
     return repository
 
@@ -106,9 +92,9 @@ def test_the_command_line_loads_lists_and_unloads(folder: Path, frontend: str) -
         assert "expected MODEL, load MODEL or unload MODEL, got 'reload one'" in wrong.stderr
 
 
-def begin_slow_load(service: Running, folder: Path) -> tuple[threading.Thread, list[str]]:
-    """A load that ends when <version>/shut is removed."""
-    (folder / "slow" / "1" / "shut").touch()
+def begin_slow_load(service: Running, gate: Gate) -> tuple[threading.Thread, list[str]]:
+    """A load that ends when the gate is opened."""
+    gate.shut()
     ends: list[str] = []
 
     def load() -> None:
@@ -120,20 +106,21 @@ def begin_slow_load(service: Running, folder: Path) -> tuple[threading.Thread, l
 
     thread = threading.Thread(target=load)
     thread.start()
-    wait_until((folder / "slow" / "1" / "shut.seen").exists, "the model is being loaded")
+    wait_until(gate.processes, "the model is being loaded")
     return thread, ends
 
 
 def test_a_load_holds_up_nobody_else(folder: Path, frontend: str) -> None:
     with running(folder, frontend, "--load-model", "one") as service:
-        thread, ends = begin_slow_load(service, folder)
+        gate = Gate(folder / "slow" / "1")
+        thread, ends = begin_slow_load(service, gate)
         assert service.state("slow") == [("", "LOADING", "")]
         assert service.adds("one") == 1.0
         service.load("two")
         service.unload("two")
         assert service.wire.call("ServerReady").ready
         assert ends == []
-        (folder / "slow" / "1" / "shut").unlink()
+        gate.open()
         thread.join(LIMIT_S)
         assert ends == ["OK"]
         response = service.wire.infer(infer_request("slow", x=rows(2)))
@@ -145,14 +132,15 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_load_comes_back_without_it(
 ) -> None:
     with running(folder, frontend, "--load-model", "one") as service:
         service.load("two", {"max_batch_size": 3})
-        thread, ends = begin_slow_load(service, folder)
+        gate = Gate(folder / "slow" / "1")
+        thread, ends = begin_slow_load(service, gate)
         service.child("service.worker").send_signal(signal.SIGKILL)
         thread.join(LIMIT_S)
         assert ends == ["UNAVAILABLE"]
         wait_until(lambda: service.wire.call("ServerReady").ready, "ready again")
         assert [row[0] for row in service.index(ready=True)] == ["one", "two"]
         assert service.max_batch("two") == 3
-        (folder / "slow" / "1" / "shut").unlink()
+        gate.open()
         service.load("slow")
         assert service.is_ready("slow")
 

@@ -7,37 +7,27 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import triton_repository as repositories
+from gated_model import SOURCE, Gate
 from grpc_health.v1 import health_pb2
 from test_metrics_port import get
 from test_model_control import Control
-from test_model_control_processes import CONFIG, SLOW
+from test_model_control_processes import CONFIG
 from waiting import wait_until
 from wire import infer_request, rows
 
 from service.config import ServeConfig
 from service.inprocess import running
 
-WAITS = SLOW.replace('open(gate + ".seen", "w").close()', 'open(gate + f".{os.getpid()}", "w").close()')
 
-
-class Python:
-    """Model "python", each process of which waits in its initialize while `gate` exists."""
-
-    def __init__(self, folder: Path) -> None:
-        self.gate = folder / "1" / "shut"
-
-    def processes(self) -> set[int]:
-        """Those that have come to their initialize, and live."""
-        found = {int(path.suffix[1:]) for path in self.gate.parent.glob("shut.*")}
-        return {pid for pid in found if psutil.pid_exists(pid)}
+class Python(Gate):
+    """Model "python": each of its processes waits at the gate."""
 
     def kill(self, count: int) -> None:
-        """Kills so many; returns when as many others are waiting in their initialize."""
+        """Kills so many; returns when as many others are waiting at the shut gate."""
         before = self.processes()
-        self.gate.touch()
+        self.shut()
         for pid in sorted(before)[:count]:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: len(self.processes() - before) == count, "other processes")
@@ -47,10 +37,10 @@ class Python:
 def model(tmp_path: Path) -> Python:
     folder = tmp_path / "repository" / "python"
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(WAITS)
+    (folder / "1" / "model.py").write_text(SOURCE)
     (folder / "config.pbtxt").write_text(f"{CONFIG}\ninstance_group {{ count: 2 kind: KIND_CPU }}")
     repositories.put(tmp_path / "repository", "other", {1: 1.0})
-    return Python(folder)
+    return Python(folder / "1")
 
 
 @pytest.fixture
@@ -60,7 +50,7 @@ def control(model: Python, tmp_path: Path, frontend: str) -> Iterator[Control]:
     with running([], ServeConfig((str(tmp_path / "repository"),), **settings, **more)) as service:
         control = Control(service)
         yield control
-        model.gate.unlink(missing_ok=True)
+        model.open()
         control.wire.close()
 
 
@@ -91,7 +81,7 @@ def test_a_model_without_a_process_is_not_ready_until_one_is_back(control: Contr
     assert control.wire.call("ServerLive").live
     assert control.is_ready("other")
     assert probes(control) == (False, health_pb2.HealthCheckResponse.NOT_SERVING, 503)
-    model.gate.unlink()
+    model.open()
     wait_until(lambda: control.is_ready("python"), "ready again")
     assert probes(control) == (True, health_pb2.HealthCheckResponse.SERVING, 200)
     assert control.state("python") == [("1", "READY", "")]
@@ -105,14 +95,14 @@ def test_a_model_with_one_of_two_processes_is_ready(control: Control, model: Pyt
 
 
 def test_a_model_that_does_not_start_again_says_why(control: Control, model: Python) -> None:
-    (model.gate.parent / "model.py").write_text("raise RuntimeError('the disk is gone')")
+    (model.folder / "model.py").write_text("raise RuntimeError('the disk is gone')")
     for pid in model.processes():
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: "the disk is gone" in control.state("python")[0][2], "why")
     assert not control.is_ready("python")
     code, text = control.wire.error(infer_request("python", x=rows(1)))
     assert (code, "the disk is gone" in text) == ("UNAVAILABLE", True)
-    (model.gate.parent / "model.py").write_text(WAITS)
+    (model.folder / "model.py").write_text(SOURCE)
     control.load("python")
     assert control.is_ready("python")
     assert control.adds("python") == 1.0

@@ -2,8 +2,9 @@
  *
  *   prefix (5 bytes) -> message -> prefix -> message ... -> half-closed
  *
- * A message that one piece holds is handed on where it lies. Others are put together where native_arriving.c says. A stream that is full (hr_stream_is_full) is not parsed: what was sent ahead of the answer waits, bounded by
- * the stream's window, which is given back only when it has been parsed.
+ * A message that one piece holds is handed on where it lies. Others are put together where native_arriving.c says. A
+ * stream that is full (hr_stream_is_full) is not parsed: what was sent ahead of the answer waits, bounded by the stream's
+ * window, which is given back only when it has been parsed.
  */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* What the targets share; fuzz_rig.h tells the story. */
 #include "fuzz_rig.h"
 
 #include "fq_lane.h"
