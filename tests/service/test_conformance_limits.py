@@ -130,10 +130,9 @@ def test_a_full_arena_refuses_and_recovers(serve):
     first = hold(engine, wire, request)
     refused = []
     while not refused:
+        before = service.in_flight
         future = wire.infer_later(request)
-        wait_until(
-            lambda f=future, n=service.in_flight: f.done() or service.in_flight > n, "an answer or a place"
-        )
+        wait_until(lambda f=future, n=before: f.done() or service.in_flight > n, "an answer or a place")
         refused = [future] if future.done() else []
     assert status_of(refused[0]) == "RESOURCE_EXHAUSTED"
     assert "--arena-mb" in refused[0].details()
