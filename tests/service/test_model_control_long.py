@@ -23,6 +23,7 @@ from service.inprocess import running as in_process
 
 WARM = 50  # turns after which nothing may grow any more
 RSS_GROWTH = 8 << 20
+SAME = 20  # readings in a row that are no coincidence
 RATE = 500  # requests a second
 UNANSWERED = 256  # a sender that finds as many does not add to them, however slow the machine is
 PYTHON = "class Model:\n    def execute(self, inputs):\n        return {'y': inputs['x'] + 1}\n"
@@ -52,6 +53,18 @@ class Held:
         return int(self._process.memory_info().rss)
 
 
+def at_rest(held: list[Held]) -> list[tuple[int, int, int]]:
+    """What they hold once it stays the same: threads of the last turn may be on their way out."""
+    seen: list[list[tuple[int, int, int]]] = []
+
+    def stays() -> bool:
+        seen.append([one.things() for one in held])
+        return len(seen) >= SAME and all(reading == seen[-1] for reading in seen[-SAME:])
+
+    wait_until(stays, "rest")
+    return seen[-1]
+
+
 def come_and_go(service: Running, name: str, turns: int) -> None:
     for _ in range(turns):
         service.load(name)
@@ -65,7 +78,7 @@ def test_loads_and_unloads_leave_nothing_behind(folder: Path, frontend: str, nam
     with running(folder, frontend) as service:
         held = [Held(service.child(f"service.{part}")) for part in ("worker", "frontend")]
         come_and_go(service, name, WARM)
-        things, memory = [one.things() for one in held], [one.rss() for one in held]
+        things, memory = at_rest(held), [one.rss() for one in held]
         come_and_go(service, name, turns - WARM)
         wait_until(lambda: [one.things() for one in held] == things, f"back to {things}")
         for one, before in zip(held, memory, strict=True):
