@@ -121,6 +121,7 @@ class Links:
             if message.kind == "models":
                 self._catalog.worker_serves(link.worker, models_of(body))
                 self._swap()
+                self._changed()
                 await link.channel.send("swapped", {"swap": body["swap"]})
             elif message.kind == "state":
                 self._catalog.states.pop(body["model"], None)
@@ -158,7 +159,7 @@ class Links:
         self._lanes.set_models(models, self._catalog.not_served())
 
     def _on_end(self, link: Link, lane: int) -> None:
-        self._lanes.close_lanes(lane)
+        """Whoever waits is told last: who then asks whether the service is ready must not hear that it is."""
         if self._links.get(link.worker) is link:
             del self._links[link.worker]
         for done in link.calls.values():
@@ -168,6 +169,7 @@ class Links:
             del self._lane_of[link.worker]
             self._catalog.worker_gone(link.worker)
             self._changed()
+        self._lanes.close_lanes(lane)
 
 
 def models_of(body: dict[str, Any]) -> list[tuple[int, ModelSpec]]:

@@ -57,7 +57,7 @@ class FrontEnd:
         self._config = config
         self._on_readiness = on_readiness
         self._on_link_end = on_link_end
-        self._was_ready = False
+        self._ready = False  # as was said last: other threads learn of it when all is in place
         self.catalog = Catalog()
         self.state = State(self.catalog)
         connections, self._probes = connections_allowed()
@@ -75,7 +75,7 @@ class FrontEnd:
         metrics = Metrics(self._snapshot)
         try:
             self._metrics_port = MetricsPort(
-                config.host, config.metrics_port, metrics, lambda: self.state.ready, self._probes
+                config.host, config.metrics_port, metrics, lambda: self._ready, self._probes
             )
         except OSError as error:
             why = why_not_bound(config.host, config.metrics_port, "--metrics-port") or str(error)
@@ -137,8 +137,8 @@ class FrontEnd:
 
     def _readiness_changed(self) -> None:
         ready = self.state.ready
-        if ready != self._was_ready:
-            self._was_ready = ready
+        if ready != self._ready:
+            self._ready = ready
             self.server.readiness_changed()
             self._on_readiness(ready)
 
@@ -146,7 +146,7 @@ class FrontEnd:
         entries = self.catalog.entries
         stats = [(entry.spec.name, entry.spec.version, entry.stats()) for entry in entries]
         models = tuple((name, version, found) for name, version, found in stats if found is not None)
-        return Snapshot(self.state.ready, self.in_flight, models, dict(self.rejected()))
+        return Snapshot(self._ready, self.in_flight, models, dict(self.rejected()))
 
 
 def server_of(config: ServeConfig, state: State, max_connections: int) -> Server:
