@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,9 +81,13 @@ def _load(file: Path, info: ModelInfo, batched: bool, input_name: str | None) ->
     from service.client.inputs import load_inputs
 
     try:
-        return load_inputs(file, info, batched, input_name)
+        return load_inputs(file, info, batched, input_name, _note)
     except ClientError as error:
         fail(str(error), code=2)  # what was given is wrong, and nothing was sent
+
+
+def _note(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr)
 
 
 def _batched(client: Client, info: ModelInfo, version: str) -> bool:

@@ -67,12 +67,13 @@ def models(
     from service.client import Client
 
     words = words or []
-    if len(words) == 2 and words[0] in (LOAD, UNLOAD):
+    _check(words)
+    if len(words) == 2:
         with Client(url, timeout_s=timeout) as client:
             (client.load_model if words[0] == LOAD else client.unload_model)(words[1])
+        if not as_json:
+            console().print(f"{words[0]}ed '{words[1]}'", markup=False)
         return
-    if len(words) > 1:
-        fail(f"expected MODEL, load MODEL or unload MODEL, got '{' '.join(words)}'", code=2)
     with Client(url) as client:
         rows = [_describe(client, row) for row in _listed(client, words[0] if words else "")]
     if as_json:
@@ -81,6 +82,19 @@ def models(
         _print(rows)
     else:
         console().print(f"The server at {url} has no models loaded.", markup=False)
+
+
+def _check(words: list[str]) -> None:
+    """Ends the command where the words ask for nothing that there is."""
+    does = bool(words) and words[0] in (LOAD, UNLOAD)
+    if does and len(words) == 1:
+        fail(
+            f"expected the name of a model after '{words[0]}': headrace models {words[0]} MODEL "
+            "('headrace models' lists them)",
+            code=2,
+        )
+    if len(words) > (2 if does else 1):
+        fail(f"expected MODEL, load MODEL or unload MODEL, got '{' '.join(words)}'", code=2)
 
 
 def _listed(client: Client, name: str) -> list[Row]:

@@ -5,15 +5,15 @@ object of nested lists by input name, or the ``{"inputs": [...]}`` of the protoc
 anything else, whose bytes become the one input when their number fits its shape; an input of BYTES takes the
 whole file as its one string.
 
-An array that lacks the batch axis gets one of length 1. Numbers are converted where no value can change its
-meaning (float64 to FP32, integers that fit); everything else is the server's to judge, which has the better
-messages.
+An array that lacks the batch axis gets one of length 1. Numbers are converted where they fit (float64 to
+FP32, integers in range); ``note`` is told whose values changed on the way, and what does not fit, such as
+1e300 for FP32, is refused. Everything else is the server's to judge, which has the better messages.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,20 @@ from service.client.errors import ClientError, InvalidTensor
 from service.client.tensors import Array, ModelInfo, TensorInfo, numpy_dtype, strings_of
 from service.models.spec import MAX_RANK
 
+Note = Callable[[str], None]  # told one sentence for each input whose values were rounded
 
-def load_inputs(path: Path, model: ModelInfo, batched: bool, only: str | None = None) -> dict[str, Array]:
+
+def _no_note(text: str) -> None:
+    """JSON's decimals have no type: the nearest value of the model's is what was asked for."""
+
+
+def load_inputs(
+    path: Path, model: ModelInfo, batched: bool, only: str | None = None, note: Note = _no_note
+) -> dict[str, Array]:
     """Reads the inputs for one request from a file. ``only`` names the input that a nameless array is for.
 
-    Raises ClientError for a file that cannot be read or does not fit.
+    Raises ClientError for a file that cannot be read or does not fit. ``note`` is told what was rounded of
+    arrays.
     """
     try:
         if path.suffix == ".npy":
@@ -41,7 +50,7 @@ def load_inputs(path: Path, model: ModelInfo, batched: bool, only: str | None = 
             return {tensor.name: _from_bytes(path.name, path.read_bytes(), tensor)}
     except (OSError, ValueError, EOFError, RecursionError) as error:
         raise ClientError(f"cannot read inputs from '{path}': {_why(error)}") from None
-    return _fitted(found, model, batched)
+    return _fitted(found, model, batched, _no_note if path.suffix == ".json" else note)
 
 
 def _why(error: Exception) -> str:
@@ -184,40 +193,74 @@ def _one_string(file_name: str, data: bytes, tensor: TensorInfo) -> Array:
     return one
 
 
-def _fitted(found: Mapping[str, Any], model: ModelInfo, batched: bool) -> dict[str, Array]:
+def _fitted(found: Mapping[str, Any], model: ModelInfo, batched: bool, note: Note) -> dict[str, Array]:
     known = {tensor.name: tensor for tensor in model.inputs}
     fitted = {}
     for name, value in found.items():
         array = np.asarray(value)
         tensor = known.get(name)
         if tensor is not None:
-            array = _converted(array, tensor)
+            array = _converted(array, tensor, note)
             if batched and array.ndim == len(tensor.shape) - 1:
                 array = array[np.newaxis]
         fitted[name] = array
     return fitted
 
 
-def _converted(array: Array, tensor: TensorInfo) -> Array:
+def _converted(array: Array, tensor: TensorInfo, note: Note) -> Array:
     want = tensor.dtype()
     if tensor.datatype == "BYTES":
         return strings_of(tensor.name, array)
     if array.dtype == want:
         return array
-    if array.dtype.kind in "iuf" and np.can_cast(array.dtype, want, "same_kind"):
-        fits = True
-    else:
-        fits = array.dtype.kind in "iu" and want.kind in "iu" and _in_range(array, want)
-    if not fits or not _in_range(array, want):
+    if array.dtype.kind not in "iuf":
+        needs = "booleans" if want.kind == "b" else "numbers"
         raise InvalidTensor(
-            f"input '{tensor.name}' is {tensor.datatype}, the file has {array.dtype} that do not fit; "
-            f"convert them first, for example array.astype('{want}')"
+            f"input '{tensor.name}' expects {needs} ({tensor.datatype}), the file has {_kind(array)}; "
+            f"write them as {needs}, or convert them first, for example array.astype('{want}')"
         )
-    return array.astype(want)
+    if not (np.can_cast(array.dtype, want, "same_kind") or (array.dtype.kind in "iu" and want.kind in "iu")):
+        raise InvalidTensor(
+            f"input '{tensor.name}' is {tensor.datatype}, the file has {array.dtype}, which is not converted "
+            f"unasked; convert it first, for example array.astype('{want}')"
+        )
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        made = array.astype(want)
+    beyond = _beyond(array, made)
+    if beyond.any():
+        raise InvalidTensor(
+            f"input '{tensor.name}' is {tensor.datatype}, the file has {array.dtype} that do not fit, "
+            f"such as {array[beyond][0]}; bring them into its range first"
+        )
+    if text := _rounding(array, made):
+        note(f"input '{tensor.name}' is {tensor.datatype}, the file has {array.dtype}: {text}")
+    return made
 
 
-def _in_range(array: Array, want: np.dtype[Any]) -> bool:
-    if want.kind not in "iu" or array.size == 0:
-        return True
-    limits = np.iinfo(want)
-    return int(array.min()) >= limits.min and int(array.max()) <= limits.max
+def _kind(array: Array) -> str:
+    """What an array holds that is no number, with one of it where that helps."""
+    if array.dtype.kind in "SU" and array.size:
+        return f"text, such as {str(array.ravel()[0])[:40]!r}"
+    return f"numpy {array.dtype}"
+
+
+def _beyond(given: Array, made: Array) -> Array:
+    """Where a value is outside of what its new type holds."""
+    if made.dtype.kind == "f":
+        return np.isinf(made) & ~np.isinf(given)
+    limits, type_of = np.iinfo(made.dtype), np.iinfo(given.dtype)
+    low, high = max(limits.min, type_of.min), min(limits.max, type_of.max)
+    return (given < low) | (given > high)
+
+
+def _rounding(given: Array, made: Array) -> str:
+    """How many values of an array are others now, and the largest change; empty when none is."""
+    if made.dtype.kind != "f" or np.can_cast(given.dtype, made.dtype, "safe"):
+        return ""
+    wide = given.dtype if given.dtype.kind == "f" else np.dtype(np.longdouble)
+    exact, now = given.astype(wide), made.astype(wide)
+    changed = (now != exact) & ~np.isnan(exact)
+    if not changed.any():
+        return ""
+    most = float(np.abs(now[changed] - exact[changed]).max())
+    return f"{int(changed.sum()):,} of {given.size:,} values were rounded, by {most:.2g} at most"

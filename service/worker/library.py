@@ -4,7 +4,7 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from service.config import EVERY_MODEL, ServeConfig
 from service.engines.base import Engine, ModelLoadError, open_engine
@@ -22,6 +22,8 @@ from service.models.repository import (
 )
 
 POLL_FAILED = "failed to poll from model repository"
+MAX_NAMED = 10  # of the models that are there, where one is not
+MAX_NAME = 80  # characters of each
 
 
 def open_model(model: Found) -> Engine:
@@ -61,8 +63,7 @@ class Library:
         if EVERY_MODEL in wanted:
             return sorted(there)
         if missing := [name for name in wanted if name not in there]:
-            known = ", ".join(sorted(there)[:10]) or "none"
-            raise StartError(f"--load-model {', '.join(missing)}: no such model; there is {known}")
+            raise StartError(f"--load-model {', '.join(missing)}: no such model; {_said(there)}")
         return wanted
 
     def open_all(self) -> list[Engine]:
@@ -75,7 +76,8 @@ class Library:
         try:
             found = find_named(self._paths, name, self._defaults, override)
         except UnknownModel as error:
-            raise StartError(f"{POLL_FAILED}: there is no model '{name}'") from error
+            why = f"there is no model '{name}'; {_said(self.names())}"
+            raise StartError(f"{POLL_FAILED}: {why}") from error
         except ConfigFault as fault:
             raise StartError(f"model '{name}': {fault}") from fault
         except OSError as error:
@@ -94,3 +96,10 @@ class Library:
                 engine.close()
             raise StartError("\n".join(faults))
         return engines
+
+
+def _said(there: Collection[str]) -> str:
+    """Which models there are, in words; of many the first ones and how many more."""
+    named = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in sorted(there)[:MAX_NAMED]]
+    more = f" and {len(there) - len(named)} more" if len(there) > len(named) else ""
+    return f"there is {', '.join(named)}{more}" if named else "no model is there"

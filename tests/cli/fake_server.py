@@ -45,6 +45,7 @@ class FakeServer:
         self.ends_streams = True
         self.requests_by_stream: list[int] = []
         self.not_ready: set[str] = set()
+        self.controlled: list[str] = []
         self._lock = threading.Lock()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=32))
         self._server.add_generic_rpc_handlers((_Handlers(self),))
@@ -99,6 +100,14 @@ class FakeServer:
         answer.models.add(name="affine", version="1", state="READY")
         answer.models.add(name="asleep", version="3", state="UNAVAILABLE", reason="unloaded")
         return answer
+
+    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        self.controlled.append(f"load {request.model_name}")
+        return pb.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        self.controlled.append(f"unload {request.model_name}")
+        return pb.RepositoryModelUnloadResponse()
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self._known(request.model_name, context)

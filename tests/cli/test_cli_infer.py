@@ -100,6 +100,54 @@ def test_what_is_no_number_is_refused_before_it_is_sent(
     assert not server.seen
 
 
+def test_text_for_numbers_says_what_is_expected(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    file = saved(tmp_path / "x.json", [["a", "b", "c", "d"]])
+    assert run("infer", "affine", file, "--url", server.url).stderr == (
+        "headrace: input 'x' expects numbers (FP32), the file has text, such as 'a'; write them as numbers, "
+        "or convert them first, for example array.astype('float32')\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("array", "note"),
+    [
+        (np.array([ROW]), ""),
+        (np.array([[0.5, 1 + 2.0**-30, np.nan, np.inf]]), "1 of 4 values were rounded, by 9.3e-10 at most"),
+        (np.array([[1, 2, 3, 2**24 + 1]]), "1 of 4 values were rounded, by 1 at most"),
+        (np.array([[1, 2, 3, 2**24 + 1]], np.uint32), "1 of 4 values were rounded, by 1 at most"),
+        (np.array([[1, 2, 3, 2**14 + 1]], np.int16), ""),
+    ],
+    ids=["exact", "float64", "int64", "uint32", "int16"],
+)
+def test_rounded_values_are_said(
+    run: Run, server: FakeServer, tmp_path: Path, array: np.ndarray, note: str
+) -> None:
+    result = run("infer", "affine", saved(tmp_path / "x.npy", array), "--url", server.url)
+    assert result.exit_code == 0
+    told = f"headrace: input 'x' is FP32, the file has {array.dtype}: {note}\n" if note else ""
+    assert result.stderr == told
+    with np.errstate(invalid="ignore"):
+        assert server.seen[0].raw_input_contents[0] == array.astype("<f4").tobytes()
+
+
+def test_decimals_of_json_are_rounded_without_a_word(run: Run, server: FakeServer, tmp_path: Path) -> None:
+    result = run("infer", "affine", saved(tmp_path / "x.json", [[0.1, 0.2, 0.3, 0.4]]), "--url", server.url)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.json"])
+def test_values_beyond_the_models_type_are_refused(
+    run: Run, server: FakeServer, tmp_path: Path, name: str
+) -> None:
+    result = run("infer", "affine", saved(tmp_path / name, [[1.0, 2.0, 1e300, 4.0]]), "--url", server.url)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "headrace: input 'x' is FP32, the file has float64 that do not fit, such as 1e+300; bring them into "
+        "its range first\n",
+    )
+    assert not server.seen
+
+
 @pytest.mark.parametrize("name", ["x.npy", "x.npz"])
 def test_pickled_arrays_are_not_loaded(run: Run, server: FakeServer, tmp_path: Path, name: str) -> None:
     save = np.save if name.endswith("npy") else np.savez

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from fake_server import FakeServer, Run
 
 
@@ -46,3 +47,21 @@ def test_a_server_that_cannot_list_says_what_to_do(run: Run, server: FakeServer)
 def test_an_unknown_model_is_not_found(run: Run, server: FakeServer) -> None:
     result = run("models", "nothing", "--url", server.url)
     assert result.exit_code == 1 and "NOT_FOUND" in result.stderr
+
+
+def test_a_model_is_loaded_and_unloaded_with_a_word_on_it(run: Run, server: FakeServer) -> None:
+    for word in ("load", "unload"):
+        result = run("models", word, "affine", "--url", server.url)
+        assert (result.exit_code, result.stdout) == (0, f"{word}ed 'affine'\n")
+        assert run("models", word, "affine", "--url", server.url, "--json").stdout == ""
+    assert server.controlled == ["load affine"] * 2 + ["unload affine"] * 2
+
+
+@pytest.mark.parametrize("word", ["load", "unload"])
+def test_load_and_unload_without_a_name_say_what_is_missing(run: Run, nobody: str, word: str) -> None:
+    result = run("models", word, "--url", nobody)
+    assert result.exit_code == 2
+    assert f"expected the name of a model after '{word}': headrace models {word} MODEL" in result.stderr
+    result = run("models", word, "one", "two", "--url", nobody)
+    assert result.exit_code == 2
+    assert f"expected MODEL, load MODEL or unload MODEL, got '{word} one two'" in result.stderr

@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_command_line_loads_lists_and_unloads(folder: Path, frontend: str) -> None:
     with running(folder, frontend) as service:
         assert "UNAVAILABLE (not loaded)" in service.run("models", "one").stdout
-        assert service.run("models", "load", "one").returncode == 0
+        assert service.run("models", "load", "one").stdout == "loaded 'one'\n"
         assert "READY" in service.run("models", "one").stdout
         assert service.adds("one") == 1.0
         assert service.run("models", "unload", "one").returncode == 0
