@@ -34,6 +34,10 @@ cdef extern from "native.h" nogil:
     ctypedef struct hr_header:
         hr_view name
         hr_view value
+    cdef enum hr_encoding:
+        HR_IDENTITY
+        HR_GZIP
+        HR_DEFLATE
     cdef enum hr_event_kind:
         HR_RPC_STARTED
         HR_RPC_MESSAGE
@@ -42,6 +46,7 @@ cdef extern from "native.h" nogil:
         HR_RPC_ENDED
     ctypedef struct hr_event:
         hr_event_kind kind
+        bint compressed
         hr_rpc *rpc
         hr_view path
         int64_t deadline_ns
@@ -76,7 +81,7 @@ cdef extern from "native.h" nogil:
     void hr_event_free(hr_event *event) noexcept
     int hr_rpc_read(hr_rpc *rpc) noexcept
     int hr_rpc_send_headers(hr_rpc *rpc, const hr_header *headers, uint32_t count) noexcept
-    int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length) noexcept
+    int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length, hr_encoding encoding) noexcept
     int hr_rpc_finish(hr_rpc *rpc, int code, hr_view text, const hr_header *trailers, uint32_t count) noexcept
     void hr_rpc_drop(hr_rpc *rpc) noexcept
 
@@ -85,6 +90,7 @@ _c.fq_fork_watch()
 STARTED, MESSAGE, HALF_CLOSED, WRITTEN, ENDED = (
     HR_RPC_STARTED, HR_RPC_MESSAGE, HR_RPC_HALF_CLOSED, HR_RPC_WRITTEN, HR_RPC_ENDED
 )
+IDENTITY, GZIP, DEFLATE = HR_IDENTITY, HR_GZIP, HR_DEFLATE
 
 
 cdef str text_of(hr_error *err):
@@ -129,10 +135,15 @@ cdef class Rpc:
         """Initial metadata: (name, value) in bytes each. Only before the first message."""
         self.say(-1, b"", headers)
 
-    def send(self, bytes message not None) -> None:
-        """One message; WRITTEN follows when it is on its way."""
+    def send(self, bytes message not None, hr_encoding encoding=HR_IDENTITY) -> None:
+        """One message, compressed where that makes it smaller; WRITTEN follows when it is on its way."""
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(message)
+        cdef size_t length = <size_t>len(message)
+        cdef int failed
         self.alive()
-        self.said(hr_rpc_send(self.rpc, <const uint8_t *>PyBytes_AS_STRING(message), <size_t>len(message)))
+        with nogil:
+            failed = hr_rpc_send(self.rpc, data, length, encoding)
+        self.said(failed)
 
     def finish(self, int code, bytes text not None, trailers) -> None:
         """The status, behind what was sent; trailers as in `send_headers`."""
@@ -377,8 +388,8 @@ cdef class Native:
         return hr_native_event_fd(self.n)
 
     def events(self) -> list:
-        """What has happened: (STARTED, rpc, path, headers, deadline in ns or None), (MESSAGE, rpc, bytes), and
-        (HALF_CLOSED | WRITTEN | ENDED, rpc)."""
+        """What has happened: (STARTED, rpc, path, headers, deadline in ns or None), (MESSAGE, rpc, bytes,
+        whether they came compressed), and (HALF_CLOSED | WRITTEN | ENDED, rpc)."""
         cdef hr_event *event
         cdef list found = []
         self.alive()
@@ -402,7 +413,8 @@ cdef class Native:
             return STARTED, rpc, bytes_of(event.path), headers, deadline
         rpc = self.rpcs[key]
         if event.kind == HR_RPC_MESSAGE:
-            return MESSAGE, rpc, PyBytes_FromStringAndSize(<const char *>event.data, <Py_ssize_t>event.length)
+            message = PyBytes_FromStringAndSize(<const char *>event.data, <Py_ssize_t>event.length)
+            return MESSAGE, rpc, message, event.compressed
         if event.kind == HR_RPC_ENDED:
             del self.rpcs[key]
         return event.kind, rpc

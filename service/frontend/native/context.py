@@ -18,9 +18,11 @@ from typing import Any, NoReturn
 import grpc
 
 from service.errors import status_message
-from service.frontend.native._native import Rpc
+from service.frontend.native._native import DEFLATE, GZIP, IDENTITY, Rpc
 
 Pairs = list[tuple[bytes, bytes]]
+
+ENCODINGS = {grpc.Compression.Gzip: (b"gzip", GZIP), grpc.Compression.Deflate: (b"deflate", DEFLATE)}
 
 
 class Aborted(Exception):
@@ -34,12 +36,17 @@ class Call:
         self._rpc = rpc
         self._headers = headers
         self._deadline_ns = deadline_ns
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[tuple[bytes, bool]] = deque()
+        self._read_compressed = False
         self._half_closed = False
         self._asked = False
         self._ended = False
         self._changed: asyncio.Event = asyncio.Event()
         self._unwritten = 0
+        self._headers_sent = False
+        self._encoding = IDENTITY
+        self._encoding_header: Pairs = []
+        self._next_as_it_is = False
         self._code = grpc.StatusCode.OK
         self._details = ""
         self._trailers: Pairs = []
@@ -47,8 +54,8 @@ class Call:
 
     # What happens to the call.
 
-    def on_message(self, message: bytes) -> None:
-        self._messages.append(message)
+    def on_message(self, message: bytes, compressed: bool) -> None:
+        self._messages.append((message, compressed))
         self._asked = False
         self._changed.set()
 
@@ -81,17 +88,48 @@ class Call:
                 self._asked = True
                 self._rpc.read()
             await self._wait()
-        return self._messages.popleft()
+        message, self._read_compressed = self._messages.popleft()
+        return message
+
+    def read_compressed(self) -> bool:
+        """Whether the message that was read last came compressed."""
+        return self._read_compressed
 
     async def write(self, message: bytes) -> None:
         """Sends a message; returns when it is on its way: who does not read slows the handler."""
+        if self._encoding_header and not self._headers_sent:
+            self._send_headers([])
+        self._headers_sent = True
+        encoding = IDENTITY if self._next_as_it_is else self._encoding
+        self._next_as_it_is = False
         self._unwritten += 1
-        self._rpc.send(message)
+        self._rpc.send(message, encoding)
         while self._unwritten and not self._ended:
             await self._wait()
 
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        self._rpc.send_headers(encoded(metadata))
+        self._send_headers(encoded(metadata))
+
+    def _send_headers(self, pairs: Pairs) -> None:
+        self._headers_sent = True
+        self._rpc.send_headers(self._encoding_header + pairs)
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """How messages are compressed, if the client reads that, and where it makes them smaller.
+
+        RuntimeError: the initial metadata, which says so, has been sent.
+        """
+        if self._headers_sent:
+            raise RuntimeError("expected set_compression before the initial metadata and the first message")
+        name, encoding = ENCODINGS.get(compression, (b"identity", IDENTITY))
+        if encoding == IDENTITY or not accepts(self._headers, name):
+            self._encoding, self._encoding_header = IDENTITY, []
+        else:
+            self._encoding, self._encoding_header = encoding, [(b"grpc-encoding", name)]
+
+    def disable_next_message_compression(self) -> None:
+        """The next message is sent as it is."""
+        self._next_as_it_is = True
 
     def set_code(self, code: grpc.StatusCode) -> None:
         self._code = code
@@ -153,6 +191,12 @@ def encoded(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
             data = base64.b64encode(data).rstrip(b"=")
         pairs.append((name.lower().encode(), data))
     return pairs
+
+
+def accepts(headers: Pairs, encoding: bytes) -> bool:
+    """Whether a client reads messages that are compressed like this."""
+    said = b",".join(value for name, value in headers if name == b"grpc-accept-encoding")
+    return encoding in (word.strip() for word in said.split(b","))
 
 
 def decoded(headers: Pairs) -> Iterable[tuple[str, str | bytes]]:

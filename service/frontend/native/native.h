@@ -18,7 +18,7 @@
  *   native_stream.c      gRPC: headers, messages out, status and trailers
  *   native_incoming.c    messages in
  *   native_arriving.c    the memory that they lie in meanwhile, and how much of it a connection may have
- *   native_compression.c compressed ones
+ *   native_compression.c compressed ones, in and out
  *   native_metadata.c    the words of gRPC in headers: time-outs, percent-encoding
  *   native_infer.c       ModelInfer and ModelStreamInfer over the dispatcher
  *   native_rpc.c         calls that Python answers
@@ -120,9 +120,13 @@ enum hr_event_kind {
     HR_RPC_ENDED        /* cancelled, expired or broken off: nobody listens any more */
 };
 
+/* How a message is compressed. */
+enum hr_encoding { HR_IDENTITY, HR_GZIP, HR_DEFLATE, HR_UNKNOWN_ENCODING };
+
 typedef struct hr_event {
     struct hr_event *next;
     enum hr_event_kind kind;
+    bool compressed; /* the message was, on its way here */
     hr_rpc *rpc;
     hr_view path;
     int64_t deadline_ns; /* CLOCK_MONOTONIC; INT64_MAX: none */
@@ -139,7 +143,7 @@ void hr_event_free(hr_event *event);
 /* All of these return at once. What is said to a call that has ended is dropped. */
 int hr_rpc_read(hr_rpc *rpc); /* the next message may come */
 int hr_rpc_send_headers(hr_rpc *rpc, const hr_header *headers, uint32_t count);
-int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length);
+int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length, enum hr_encoding encoding);
 int hr_rpc_finish(hr_rpc *rpc, int code, hr_view text, const hr_header *trailers, uint32_t count);
 void hr_rpc_drop(hr_rpc *rpc); /* the last word about it */
 

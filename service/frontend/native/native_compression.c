@@ -1,9 +1,10 @@
-/* Compressed messages in. What a message becomes is bounded as messages are, whatever its bytes promise. */
+/* Compressed messages. What one of a client becomes is bounded as messages are, whatever its bytes promise; what goes out is
+ * compressed only where that makes it smaller, as the flag of each message may say. */
 #include <zlib.h>
 
 #include "native_state.h"
 
-enum { GZIP_WINDOW = 15 + 16, ZLIB_WINDOW = 15, GROW = 4 };
+enum { GZIP_WINDOW = 15 + 16, ZLIB_WINDOW = 15, GROW = 4, MEMORY_LEVEL = 8 };
 
 enum hr_encoding hr_encoding_of(hr_view name) {
     if (hr_view_says(name, "identity")) return HR_IDENTITY;
@@ -11,6 +12,8 @@ enum hr_encoding hr_encoding_of(hr_view name) {
     if (hr_view_says(name, "deflate")) return HR_DEFLATE;
     return HR_UNKNOWN_ENCODING;
 }
+
+static int window(enum hr_encoding encoding) { return encoding == HR_GZIP ? GZIP_WINDOW : ZLIB_WINDOW; }
 
 static int refuse(hr_error *err, int code, const char *text) { return hr_fail(err, code, "%s", text); }
 
@@ -45,7 +48,7 @@ int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint
     if (encoding != HR_GZIP && encoding != HR_DEFLATE)
         return refuse(err, encoding == HR_IDENTITY ? HR_INTERNAL : HR_UNIMPLEMENTED,
                       "a message is compressed: expected grpc-encoding to be gzip or deflate");
-    if (inflateInit2(&z, encoding == HR_GZIP ? GZIP_WINDOW : ZLIB_WINDOW) != Z_OK)
+    if (inflateInit2(&z, window(encoding)) != Z_OK)
         return refuse(err, HR_RESOURCE_EXHAUSTED, "no memory for a compressed message, try later");
     int64_t length = inflate_all(&z, limit, out, err);
     inflateEnd(&z);
@@ -53,4 +56,47 @@ int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint
     free(*out);
     *out = NULL;
     return -1;
+}
+
+/* The message's segments, deflated: how many bytes that makes, 0 when `room` does not hold them. */
+static uint64_t deflate_all(z_stream *z, const hr_message *m, uint8_t *to, uint64_t room) {
+    z->next_out = to;
+    z->avail_out = (uInt)room;
+    for (uint32_t i = 0; i < m->segment_count; i++) {
+        size_t skip = i ? 0 : HR_PREFIX;
+        z->next_in = (Bytef *)(uintptr_t)m->segments[i].data + skip;
+        z->avail_in = (uInt)(m->segments[i].length - skip);
+        deflate(z, Z_NO_FLUSH);
+        if (z->avail_in > 0) return 0;
+    }
+    return deflate(z, Z_FINISH) == Z_STREAM_END ? z->total_out : 0;
+}
+
+static hr_message *new_compressed(const uint8_t *data, uint64_t length) {
+    hr_message *m = hr_message_new(1, HR_PREFIX + length);
+    if (m == NULL) return NULL;
+    uint8_t *to = hr_message_bytes(m, 1);
+    hr_put_prefix(to, length);
+    to[0] = 1; /* compressed */
+    memcpy(to + HR_PREFIX, data, length);
+    m->length = HR_PREFIX + length;
+    m->segments[0] = (hr_segment){to, m->length};
+    return m;
+}
+
+hr_message *hr_message_compress(hr_io *io, hr_message *m, enum hr_encoding encoding, int level) {
+    z_stream z = {0};
+    uint64_t length = m->length - HR_PREFIX;
+    uint8_t *room = length ? malloc(length) : NULL;
+    hr_message *smaller = NULL;
+    if (level == 0) level = Z_DEFAULT_COMPRESSION;
+    if (room && deflateInit2(&z, level, Z_DEFLATED, window(encoding), MEMORY_LEVEL, Z_DEFAULT_STRATEGY) == Z_OK) {
+        uint64_t bytes = deflate_all(&z, m, room, length - 1);
+        if (bytes > 0) smaller = new_compressed(room, bytes);
+        deflateEnd(&z);
+    }
+    free(room);
+    if (smaller == NULL) return m;
+    hr_message_drop(io, m);
+    return smaller;
 }

@@ -23,8 +23,8 @@ static uint64_t readable(const hr_stream *s) {
     return limit < INT32_MAX ? limit : INT32_MAX;
 }
 
-static void deliver(hr_stream *s, const uint8_t *data, size_t length) {
-    if (s->method == HR_METHOD_RPC) hr_rpc_message(s, data, length);
+static void deliver(hr_stream *s, const uint8_t *data, size_t length, bool compressed) {
+    if (s->method == HR_METHOD_RPC) hr_rpc_message(s, data, length, compressed);
     else if (s->method != HR_METHOD_OVER) hr_infer_message(s, data, length, NULL);
 }
 
@@ -33,7 +33,7 @@ static void deliver_compressed(hr_stream *s, const uint8_t *data, size_t length)
     uint8_t *whole;
     int64_t bytes = hr_inflate(s->encoding, (hr_view){data, length}, readable(s), &whole, &err);
     if (bytes < 0) hr_stream_fail(s, err.code, err.text);
-    else deliver(s, whole, (size_t)bytes);
+    else deliver(s, whole, (size_t)bytes, true);
     free(whole);
 }
 
@@ -43,7 +43,7 @@ static void message_done(hr_stream *s) {
     if (in.refused) hr_infer_refused(s, in.length, in.why);
     else if (in.compressed) deliver_compressed(s, in.data, in.length);
     else if (in.placed) hr_infer_message(s, in.data, in.length, &in.arriving);
-    else deliver(s, in.data, in.length);
+    else deliver(s, in.data, in.length, false);
     hr_incoming_drop(io, &in);
 }
 
@@ -82,7 +82,7 @@ static size_t take_body(hr_stream *s, const uint8_t *data, size_t length) {
         bool compressed = in->compressed;
         *in = (hr_incoming){0};
         if (compressed) deliver_compressed(s, data, n);
-        else deliver(s, data, n);
+        else deliver(s, data, n, false);
         return n;
     }
     if (hr_incoming_room(s, (hr_view){data, n}) < 0) return length;

@@ -94,7 +94,7 @@ void hr_rpc_begin(hr_stream *s) {
 
 bool hr_rpc_is_full(const hr_stream *s) { return s->rpc && !s->rpc->wants; }
 
-void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length) {
+void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length, bool compressed) {
     hr_event *event = new_event(s->rpc, HR_RPC_MESSAGE);
     uint8_t *copy = event ? malloc(length + 1) : NULL;
     if (copy == NULL) {
@@ -105,6 +105,7 @@ void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length) {
     if (length) memcpy(copy, data, length);
     event->data = copy;
     event->length = length;
+    event->compressed = compressed;
     s->rpc->wants = false;
     tell(s->rpc->io->native, event);
 }
@@ -231,7 +232,7 @@ int hr_rpc_send_headers(hr_rpc *rpc, const hr_header *headers, uint32_t count) {
     return post(c, c ? copy_headers(c, headers, count) : -1);
 }
 
-int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length) {
+int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length, enum hr_encoding encoding) {
     hr_rpc_command *c = new_command(rpc, run_send);
     hr_message *m = c ? hr_message_new(1, HR_PREFIX + length) : NULL;
     if (m) {
@@ -240,7 +241,7 @@ int hr_rpc_send(hr_rpc *rpc, const uint8_t *data, size_t length) {
         if (length) memcpy(to + HR_PREFIX, data, length);
         m->length = HR_PREFIX + length;
         m->segments[0] = (hr_segment){to, m->length};
-        c->message = m;
+        c->message = encoding == HR_IDENTITY ? m : hr_message_compress(rpc->io, m, encoding, 0);
     }
     return post(c, m ? 0 : -1);
 }

@@ -220,12 +220,14 @@ int hr_as_triton(bool triton, int code, int transient, hr_view text, char *to, s
 
 /* ---- native_compression.c ---- */
 
-enum hr_encoding { HR_IDENTITY, HR_GZIP, HR_DEFLATE, HR_UNKNOWN_ENCODING };
-
 enum hr_encoding hr_encoding_of(hr_view name);
 
 /* The message's length, in *out, which is the caller's to free; or -1 with *err. */
 int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint8_t **out, hr_error *err);
+
+/* The message compressed, which takes its place; or as it is, when that makes it no smaller. `level` is zlib's, or 0: its
+ * usual one. From any thread, unless it is held or charged. */
+hr_message *hr_message_compress(hr_io *io, hr_message *m, enum hr_encoding encoding, int level);
 
 /* ---- native_infer.c ---- */
 
@@ -243,7 +245,7 @@ bool hr_infer_is_full(const hr_stream *s);
 /* ---- native_rpc.c ---- */
 
 void hr_rpc_begin(hr_stream *s);
-void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length);
+void hr_rpc_message(hr_stream *s, const uint8_t *data, size_t length, bool compressed);
 void hr_rpc_half_closed(hr_stream *s);
 void hr_rpc_sent(hr_stream *s);
 void hr_rpc_leave(hr_stream *s);

@@ -134,7 +134,7 @@ static void answer_event(const hr_event *event) {
     case HR_RPC_STARTED: hr_rpc_read(event->rpc); break;
     case HR_RPC_MESSAGE:
         hr_rpc_send_headers(event->rpc, &trailer, 1);
-        hr_rpc_send(event->rpc, event->data, event->length);
+        hr_rpc_send(event->rpc, event->data, event->length, event->compressed ? HR_GZIP : HR_IDENTITY);
         break;
     case HR_RPC_WRITTEN: hr_rpc_read(event->rpc); break;
     case HR_RPC_HALF_CLOSED: hr_rpc_finish(event->rpc, 0, (hr_view){0}, &trailer, 1); break;
