@@ -1,4 +1,4 @@
-"""TestService on the native front end, in a process of its own: says its port, ends with its standard input."""
+"""TestService on the native front end, in a process of its own: says its port, ends with its input."""
 
 from __future__ import annotations
 
