@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "fq_bell.h"
+#include "native_moderation.h"
 #include "native_state.h"
 
 enum { EVENTS = 128 };
@@ -173,13 +175,21 @@ static void turn(hr_io *io, const struct epoll_event *events, int count) {
     hr_messages_leave_arena(io);
 }
 
+static void nap(void) {
+    struct timespec span = {.tv_nsec = HR_NAP_NS};
+    (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &span, NULL);
+}
+
 static void *loop(void *argument) {
     hr_io *io = argument;
     struct epoll_event events[EVENTS];
+    (void)prctl(PR_SET_TIMERSLACK, 1000ul, 0ul, 0ul, 0ul); /* a nap is as long as it says */
     while (!io->stopping) {
+        int64_t asked_ns = now_ns();
         int count = epoll_wait(io->epoll, events, EVENTS, timeout_ms(io));
         io->now_ns = now_ns();
         turn(io, events, count);
+        if (hr_should_nap(io->now_ns - asked_ns, hr_dispatch_outstanding(io->dispatch))) nap();
     }
     while (io->connections) hr_connection_close(io->connections);
     return NULL;
