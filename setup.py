@@ -2,7 +2,8 @@
 
 Switches, all from the environment: FQ_DEBUG=1 (counters and assertions), FQ_SANITIZE=1 (ASan and UBSan),
 FQ_WERROR=1 (a compiler warning is an error).
-Generated files go to the build directory, never beside the sources.
+Generated files go to the build directory, never beside the sources. When the native front end is left out,
+service/native_missing.txt says why: pip shows nothing of what a build says.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ EXTENSIONS = {  # the Cython file: the C files that are compiled into the same m
     ],
 }
 LIBRARIES = {NATIVE: ["nghttp2", "z"]}
+HEADERS = {"nghttp2/nghttp2.h": "libnghttp2-dev", "zlib.h": "zlib1g-dev"}  # the native one's; Debian's names
 
 
 def compiler_flags() -> tuple[list[str], list[str]]:
@@ -60,11 +62,15 @@ def extension(pyx: str, patterns: list[str]) -> Extension:
 
 
 class BuildPyWithMessages(build_py):
-    """Adds to service/_pb the descriptor set, a type stub for each .proto file, and the .proto files."""
+    """Adds to service/_pb the descriptor set, a type stub for each .proto file, and the .proto files; and to
+    service/ why the native front end is missing, when it is.
+    """
 
     def run(self) -> None:
         super().run()
-        target = Path("." if self.editable_mode else self.build_lib, "service", "_pb")
+        package = Path("." if self.editable_mode else self.build_lib, "service")
+        leave_word(package / "native_missing.txt")
+        target = package / "_pb"
         (target / "proto").mkdir(parents=True, exist_ok=True)
         protos = sorted(glob("proto/*.proto"))
         compile_protos(protos, target)
@@ -84,22 +90,41 @@ def compile_protos(protos: list[str], target: Path) -> None:
         stub.unlink()
 
 
-def native_can_be_built() -> bool:
-    """Whether the headers that the native front end needs are there. Without them the other one serves."""
+def is_found(header: str) -> bool:
+    """Whether the compiler finds a header."""
     compiler = os.getenv("CC") or sysconfig.get_config_var("CC") or "cc"
-    text = "#include <nghttp2/nghttp2.h>\n#include <zlib.h>\n"
-    command = [*shlex.split(compiler), "-E", "-x", "c", "-"]
+    command, source = [*shlex.split(compiler), "-E", "-x", "c", "-"], f"#include <{header}>\n"
     try:
-        found = subprocess.run(command, input=text, text=True, capture_output=True).returncode == 0
+        return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
     except OSError:
-        found = False
-    if not found:
-        words = "the native front end is left out: it needs the headers of libnghttp2 and zlib"
-        print(f"headrace: {words} (Debian: libnghttp2-dev, zlib1g-dev)", file=sys.stderr)
-    return found
+        return False
 
 
-if not native_can_be_built():
+def leave_word(path: Path) -> None:
+    """Says in a file why the native front end is left out; there is none when it is not."""
+    path.unlink(missing_ok=True)
+    if NATIVE_MISSING:
+        path.write_text(f"{NATIVE_MISSING}\n")
+
+
+def why_native_is_missing() -> str:
+    """What the native front end needs and is not there, and what to do; empty when it can be built. Without
+    it the other one serves.
+    """
+    missing = [header for header in HEADERS if not is_found(header)]
+    if not missing:
+        return ""
+    packages = " ".join(HEADERS[header] for header in missing)
+    return (
+        f"it was left out when headrace was built, for want of {' and '.join(missing)}; install them "
+        f"(Debian: apt-get install {packages}) and then headrace again, from its source "
+        "(pip install --force-reinstall --no-deps --no-cache-dir .)"
+    )
+
+
+NATIVE_MISSING = why_native_is_missing()
+if NATIVE_MISSING:
+    print(f"headrace: no native front end: {NATIVE_MISSING}", file=sys.stderr)
     del EXTENSIONS[NATIVE]
 present = [extension(pyx, patterns) for pyx, patterns in EXTENSIONS.items() if Path(pyx).exists()]
 modules = cythonize(present, build_dir="build/cython", language_level=3)

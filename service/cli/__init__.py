@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from service import __version__
-from service.cli import bench, demo, infer, models, serve
+from service.cli import bench, demo, doctor, infer, models, serve
 from service.cli.common import examples, paragraphs
 
 __all__ = ["app", "main"]
@@ -54,6 +54,7 @@ for _command, _epilog in (
     (infer.infer, infer.EPILOG),
     (models.models, models.EPILOG),
     (bench.bench, bench.EPILOG),
+    (doctor.doctor, doctor.EPILOG),
 ):
     app.command(help=paragraphs(_command.__doc__), epilog=_epilog)(_command)
 

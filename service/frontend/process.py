@@ -29,16 +29,11 @@ from service.frontend.repository import Repository
 from service.frontend.rpcs import Rpcs
 from service.frontend.server import Server
 from service.frontend.state import State
+from service.installation import why_no_native
 from service.log import say
 from service.process import connections_allowed, control_fd, die_with_parent
 from service.telemetry.http import MetricsPort
 from service.telemetry.metrics import Metrics, Snapshot
-
-NATIVE_MISSING = (
-    "--frontend native is not in this installation: the headers of libnghttp2 and zlib (Debian: "
-    "libnghttp2-dev, zlib1g-dev) were missing when it was built; install them and headrace again, or use "
-    "--frontend grpcio"
-)
 
 
 class FrontEnd:
@@ -155,7 +150,8 @@ def server_of(config: ServeConfig, state: State, max_connections: int) -> Server
         try:
             from service.frontend.native.server import NativeServer
         except ImportError as error:
-            raise StartError(NATIVE_MISSING) from error
+            why = why_no_native() or str(error)
+            raise StartError(f"--frontend native: {why}; or use --frontend grpcio") from error
         return NativeServer(config, state, max_connections)
     from service.frontend.grpcio.server import GrpcioServer
 

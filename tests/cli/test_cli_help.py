@@ -12,7 +12,7 @@ from fake_server import Run
 from service import __version__
 from service.cli.common import Column, plain_table, program_name
 
-COMMANDS = ["serve", "demo", "infer", "models", "bench"]
+COMMANDS = ["serve", "demo", "infer", "models", "bench", "doctor"]
 
 
 def test_the_first_page_names_every_command_and_shows_the_way(run: Run) -> None:
@@ -20,7 +20,7 @@ def test_the_first_page_names_every_command_and_shows_the_way(run: Run) -> None:
     assert result.exit_code == 0
     for command in COMMANDS:
         assert f" {command} " in result.stdout
-        assert f"headrace {command}" in result.stdout or command == "models"
+        assert f"headrace {command}" in result.stdout or command in ("models", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,159 @@
+"""``headrace doctor``: what it finds here, and what it says where something is not as it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from fake_server import Run
+
+from service import __version__, installation
+from service.cli import doctor, machine
+from service.config import ServeConfig
+
+NATIVE = find_spec("service.frontend.native._native") is not None
+
+
+@pytest.fixture(autouse=True)
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults of this machine may be taken: port 0 never is."""
+    monkeypatch.setattr(doctor, "default_ports", lambda: {"--grpc-port": 0, "--metrics-port": 0})
+
+
+def text_of(found: list[doctor.Finding]) -> str:
+    return "\n".join(doctor.lines(found, True))
+
+
+def test_a_machine_that_serves_is_exit_code_0_and_a_line_each(run: Run) -> None:
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    *found, empty, end = result.stdout.splitlines()
+    assert (empty, end) == ("", "Serving would work.")
+    assert all(line.startswith(("ok     ", "note   ")) for line in found)
+    subjects = ["headrace", "python", "front end", "engine onnxruntime", "engine python", "tensorrt", "torch"]
+    subjects += ["gpu", "shared memory", "memory", "descriptors", "locked memory", "ports", "cpu"]
+    assert [line[7:25].strip() for line in found] == subjects
+    assert __version__ in found[0] and sys.executable in found[1]
+    assert "\x1b" not in result.stdout
+
+
+def test_json_says_the_same(run: Run) -> None:
+    told = json.loads(run("doctor", "--json").stdout)
+    assert told["works"] is True
+    assert told["findings"][0] == {"subject": "headrace", "state": "ok", "text": __version__}
+
+
+@pytest.mark.skipif(not NATIVE, reason="needs the native front end: libnghttp2-dev and zlib1g-dev")
+def test_the_native_front_end_is_named_with_its_libraries() -> None:
+    (finding,) = doctor.front_end()
+    assert finding.state == "ok"
+    assert finding.text.startswith(f"{ServeConfig(()).frontend} is taken; native is there (libnghttp2 1.")
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An installation without the native front end."""
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
+    return tmp_path
+
+
+def test_why_the_native_front_end_is_missing_is_what_the_build_left(package: Path) -> None:
+    (package / "native_missing.txt").write_text("it was left out, for want of zlib.h\n")
+    (finding,) = doctor.front_end()
+    assert finding.state == "note"
+    assert finding.text == "grpcio; the native one is not there: it was left out, for want of zlib.h"
+    assert installation.default_frontend() == "grpcio"
+
+
+def test_a_native_front_end_that_cannot_be_loaded_says_so(package: Path) -> None:
+    folder = package / "frontend" / "native"
+    folder.mkdir(parents=True)
+    suffix = Path(installation.EXTENSION_SUFFIXES[0])
+    (folder / f"_native{suffix}").write_bytes(b"no library")
+    (finding,) = doctor.front_end()
+    assert finding.state == "note" and "it cannot be loaded (" in finding.text
+    assert installation.default_frontend() == "grpcio"
+
+
+def test_a_port_that_is_taken_is_wrong(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen(1)
+        port = busy.getsockname()[1]
+        monkeypatch.setattr(doctor, "default_ports", lambda: {"--grpc-port": port, "--metrics-port": 0})
+        result = run("doctor")
+    assert result.exit_code == 1
+    why = f"cannot listen on 127.0.0.1 port {port}: Address already in use; --grpc-port chooses another port"
+    assert "wrong  port " in result.stdout and why in result.stdout
+    assert result.stdout.endswith("Serving would not work with its defaults: see what is wrong above.\n")
+
+
+def test_an_engine_that_crashes_costs_its_line_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("import os\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    found = doctor.engines()
+    assert (found[0].subject, found[0].state) == ("engine onnxruntime", "wrong")
+    assert "signal SIGABRT" in found[0].text and "pip install" in found[0].text
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libfoo.so.1: no such file')\n")
+    assert "ImportError: libfoo.so.1: no such file" in doctor.engines()[0].text
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A machine of files."""
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    put(tmp_path / "proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    4194304 kB\n")
+    yield tmp_path
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_container_has_less_than_its_machine(root: Path) -> None:
+    assert machine.memory_limit() == (4096, "available in this machine")
+    assert machine.cpu_quota() is None
+    put(root / "proc/self/cgroup", "0::/a/b\n")
+    put(root / "sys/fs/cgroup/a/b/cpu.max", "max 100000\n")
+    put(root / "sys/fs/cgroup/a/b/memory.max", "max\n")
+    assert machine.cpu_quota() is None
+    put(root / "sys/fs/cgroup/a/cpu.max", "150000 100000\n")
+    put(root / "sys/fs/cgroup/a/memory.max", f"{256 << 20}\n")
+    assert machine.cpu_quota() == 1.5
+    assert machine.memory_limit() == (256, "the limit of a control group")
+    assert [finding.state for finding in doctor.memory()] == ["ok", "note"]
+
+
+def test_the_old_hierarchies_of_control_groups_are_read_too(root: Path) -> None:
+    put(root / "proc/self/cgroup", "4:memory:/x\n1:cpu,cpuacct:/x\n0::/\n")
+    put(root / "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us", "50000\n")
+    put(root / "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us", "100000\n")
+    put(root / "sys/fs/cgroup/memory/memory.limit_in_bytes", f"{1 << 30}\n")
+    assert machine.cpu_quota() == 0.5
+    assert machine.memory_limit() == (1024, "the limit of a control group")
+    assert doctor.processors()[0].state == "note"
+
+
+def test_the_driver_of_a_gpu_is_found_without_loading_it(root: Path) -> None:
+    assert doctor.gpu()[0].text.startswith("no NVIDIA driver;")
+    words = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: gcc 12.2.0\n"
+    put(root / "proc/driver/nvidia/version", words)
+    put(root / "proc/driver/nvidia/gpus/0000:01:00.0/information", "")
+    assert doctor.gpu()[0].text.startswith("NVIDIA driver 550.54.15 with 1 device;")
+
+
+def test_few_descriptors_are_noted() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
+        "from service.cli import doctor; print(doctor.limits()[0])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert "state='note'" in done.stdout and "300, and 300 when serving: 150 clients" in done.stdout
