@@ -247,13 +247,21 @@ def test_reflection_shows_the_services_and_their_messages(serve, version):
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+        reflection_pb2.ServerReflectionRequest(
+            file_containing_symbol="inference.GRPCInferenceService.ModelInfer"
+        ),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Thing"),
+        reflection_pb2.ServerReflectionRequest(
+            file_containing_symbol="inference.GRPCInferenceService.NoMethod"
+        ),
     ]
-    services, ours, health_file, nothing = method(iter(asked), timeout=LIMIT_S)
+    services, ours, health_file, of_method, *nothing = method(iter(asked), timeout=LIMIT_S)
     names = {service.name for service in services.list_services_response.service}
     assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
     files = b"".join(ours.file_descriptor_response.file_descriptor_proto)
     assert b"ModelStreamInfer" in files
     assert b"ModelDynamicBatching" in files
     assert health_file.file_descriptor_response.file_descriptor_proto
-    assert nothing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert of_method.file_descriptor_response == ours.file_descriptor_response
+    for answer in nothing:
+        assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

@@ -127,7 +127,11 @@ class Pools:
         return self._first("FindFileByName", name)
 
     def FindFileContainingSymbol(self, name: str) -> Any:
-        return self._first("FindFileContainingSymbol", name)
+        try:
+            return self._first("FindFileContainingSymbol", name)
+        except KeyError:  # a method is a symbol too, and ghz asks for one; the pool knows services alone
+            service, _, method = name.rpartition(".")
+            return self._first("FindServiceByName", service).methods_by_name[method].containing_service.file
 
     def FindMessageTypeByName(self, name: str) -> Any:
         return self._first("FindMessageTypeByName", name)
