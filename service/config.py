@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 
 from service.certificates import BadCertificate, read_certificates
 from service.errors import ConfigError
+from service.installation import default_frontend
 
 DEFAULT_GRPC_PORT = 8001
 DEFAULT_METRICS_PORT = 8002
@@ -27,7 +28,7 @@ MAX_BATCH_WAIT_US = 60_000_000
 MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
-FRONTENDS = ("grpcio", "native")
+FRONTENDS = ("native", "grpcio")
 STATUS_CODES = ("headrace", "triton")
 CONTROL_MODES = ("none", "explicit")
 EVERY_MODEL = "*"  # of --load-model
@@ -49,9 +50,10 @@ class ServeConfig:
         between one front-end thread and one worker at a time. max_calls: inference calls and streams in
         progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of a
         request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
-        frontend: which front end listens (FRONTENDS). io_threads: of the native one, each with an input
-        arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start, or clients.
-        load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all there is.
+        frontend: which front end listens (FRONTENDS); native where it was built. io_threads: of the native
+        one, each with an input arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start,
+        or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
+        there is.
         grpc_use_ssl, grpc_use_ssl_mutual: TLS, and certificates of clients too; the three after them are PEM
         files (see `root_cert`). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
@@ -74,7 +76,7 @@ class ServeConfig:
     answer_mb: int = 1024
     max_message_bytes: int = MAX_MESSAGE_BYTES
     status_codes: str = "headrace"
-    frontend: str = "grpcio"
+    frontend: str = field(default_factory=default_frontend)
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()
     io_threads: int = 1

@@ -65,12 +65,13 @@ def serve(
         str, typer.Option(metavar="NAME", help="What ServerMetadata calls this server.")
     ] = "headrace",
     frontend: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="grpcio|native",
-            help="Which front end listens: gRPC's own library, or C from the socket to the queue.",
+            metavar="native|grpcio",
+            show_default="native where it was built, grpcio with TLS",
+            help="Which front end listens: C from the socket to the queue, or gRPC's own library.",
         ),
-    ] = "grpcio",
+    ] = None,
     io_threads: Annotated[
         int, typer.Option(metavar="N", help="I/O threads of the native front end, each with an input arena.")
     ] = 1,
@@ -162,6 +163,7 @@ def serve(
     code 2.
     """
     from service.config import ServeConfig
+    from service.installation import default_frontend
     from service.supervisor import serve as run_service
 
     if end_with_parent:
@@ -184,7 +186,7 @@ def serve(
         max_calls=max_calls,
         answer_mb=answer_mb,
         status_codes=status_codes,
-        frontend=frontend,
+        frontend=frontend or ("grpcio" if grpc_use_ssl else default_frontend()),
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
         io_threads=io_threads,

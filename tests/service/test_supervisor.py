@@ -391,7 +391,7 @@ def test_the_first_restart_is_at_once_and_the_rest_back_off_until_quiet():
 
 
 def test_the_ready_line_names_address_models_front_end_and_devices(tmp_path):
-    config = ServeConfig(("m.onnx",), host="::1", grpc_port=1, metrics_port=2)
+    config = ServeConfig(("m.onnx",), host="::1", grpc_port=1, metrics_port=2, frontend="grpcio")
     line = ready_line(config, [{"name": "m", "version": "1", "max_batch_size": 32}], ["cpu"])
     for word in ("[::1]:1", "http://[::1]:2/metrics", "m (max_batch_size 32)", "grpcio", "cpu"):
         assert word in line

@@ -122,7 +122,7 @@ def test_a_change_that_makes_no_sense_is_said_once_and_not_used(tmp_path, ca):
 
 def fault_of(**settings) -> str:
     with pytest.raises(ConfigError) as caught:
-        ServeConfig((__file__,), **settings).check()
+        ServeConfig((__file__,), **{"frontend": "grpcio"} | settings).check()
     (fault,) = caught.value.faults
     return fault
 
@@ -144,7 +144,7 @@ def test_what_stands_between_certificates_may_be_in_any_language(tmp_path, ca):
     files = install(tmp_path, ca)
     root = tmp_path / "root"
     root.write_bytes("Főtanúsítvány\n".encode() + root.read_bytes())
-    ServeConfig((__file__,), grpc_use_ssl_mutual=True, **files).check()
+    ServeConfig((__file__,), frontend="grpcio", grpc_use_ssl_mutual=True, **files).check()
 
 
 def test_a_key_of_another_certificate(tmp_path, ca):
