@@ -29,6 +29,7 @@ MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
 FRONTENDS = ("native", "grpcio")
+COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 STATUS_CODES = ("headrace", "triton")
 CONTROL_MODES = ("none", "explicit")
 EVERY_MODEL = "*"  # of --load-model
@@ -53,7 +54,8 @@ class ServeConfig:
         frontend: which front end listens (FRONTENDS); native where it was built. io_threads: of the native
         one, each with an input arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start,
         or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
-        there is.
+        there is. grpc_infer_response_compression_level: how hard answers to inference are compressed for clients
+        that read gzip (COMPRESSION_LEVELS).
         grpc_use_ssl, grpc_use_ssl_mutual: TLS, and certificates of clients too; the three after them are PEM
         files (see `root_cert`). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
@@ -79,6 +81,7 @@ class ServeConfig:
     frontend: str = field(default_factory=default_frontend)
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()
+    grpc_infer_response_compression_level: str = "none"
     io_threads: int = 1
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False
@@ -125,14 +128,21 @@ class ServeConfig:
             faults.append("--host is empty; name an address to bind, such as 127.0.0.1 or 0.0.0.0")
         if not self.server_name:
             faults.append("--server-name is empty; leave it out to be called headrace")
-        if self.status_codes not in STATUS_CODES:
-            words = ", ".join(STATUS_CODES)
-            faults.append(f"--status-codes must be one of {words}, got '{self.status_codes}'")
-        if self.frontend not in FRONTENDS:
-            faults.append(f"--frontend must be one of {', '.join(FRONTENDS)}, got '{self.frontend}'")
-        if self.model_control_mode not in CONTROL_MODES:
-            words = ", ".join(CONTROL_MODES)
-            faults.append(f"--model-control-mode must be one of {words}, got '{self.model_control_mode}'")
+        choices = [
+            ("status-codes", self.status_codes, STATUS_CODES),
+            ("frontend", self.frontend, FRONTENDS),
+            ("model-control-mode", self.model_control_mode, CONTROL_MODES),
+            (
+                "grpc-infer-response-compression-level",
+                self.grpc_infer_response_compression_level,
+                COMPRESSION_LEVELS,
+            ),
+        ]
+        faults += [
+            f"--{flag} must be one of {', '.join(words)}, got '{value}'"
+            for flag, value, words in choices
+            if value not in words
+        ]
         if self.load_models and not self.explicit:
             faults.append("--load-model is for --model-control-mode explicit; otherwise everything is loaded")
         return faults

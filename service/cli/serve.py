@@ -119,6 +119,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    grpc_infer_response_compression_level: Annotated[
+        str,
+        typer.Option(
+            metavar="none|low|medium|high",
+            help="How hard answers to inference are compressed (gzip), for clients that read that.",
+        ),
+    ] = "none",
     max_message_bytes: Annotated[
         int, typer.Option(metavar="BYTES", help="Size of a request at most; larger ones are refused.")
     ] = 2**31 - 1,
@@ -186,6 +193,7 @@ def serve(
         max_calls=max_calls,
         answer_mb=answer_mb,
         status_codes=status_codes,
+        grpc_infer_response_compression_level=grpc_infer_response_compression_level,
         frontend=frontend or ("grpcio" if grpc_use_ssl else default_frontend()),
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),

@@ -12,6 +12,7 @@ from waiting import LIMIT_S
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = range(5)
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(6, 10)
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
+Answered = tuple[dict[str, str], list[tuple[int, bytes]]]
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
@@ -86,3 +87,29 @@ def answer(client: Http2, stream: int = 1) -> dict[str, str]:
         if number == stream and (kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM)):
             return found
     raise AssertionError(f"the connection ended after {found}")
+
+
+def framed(message: bytes, flag: int = 0) -> bytes:
+    return struct.pack(">BI", flag, len(message)) + message
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(flag, message) of each."""
+    while data:
+        flag, length = struct.unpack(">BI", data[:5])
+        yield flag, data[5 : 5 + length]
+        data = data[5 + length :]
+
+
+def answered(client: Http2) -> Answered:
+    """The headers and trailers of the call, and its messages as they came."""
+    headers: dict[str, str] = {}
+    data = b""
+    for kind, flags, stream, payload in client.frames():
+        if kind == HEADERS and stream == 1:
+            headers |= dict(client.decoder.decode(payload))
+        if kind == DATA and stream == 1:
+            data += payload
+        if stream == 1 and flags & END_STREAM:
+            break
+    return headers, list(messages(data))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import struct
 import zlib
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Http2, call_headers
+from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Answered, Http2, answered, call_headers, framed
 from scripted import affine
 
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
@@ -57,34 +56,7 @@ METHODS = {
     "/t.T/TooLate": grpc.unary_unary_rpc_method_handler(too_late),
 }
 
-Answered = tuple[dict[str, str], list[tuple[int, bytes]]]
 Ask = Callable[..., Answered]
-
-
-def framed(message: bytes, flag: int = 0) -> bytes:
-    return struct.pack(">BI", flag, len(message)) + message
-
-
-def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(flag, message) of each."""
-    while data:
-        flag, length = struct.unpack(">BI", data[:5])
-        yield flag, data[5 : 5 + length]
-        data = data[5 + length :]
-
-
-def answered(client: Http2) -> Answered:
-    """The headers and trailers of the call, and its messages as they came."""
-    headers: dict[str, str] = {}
-    data = b""
-    for kind, flags, stream, payload in client.frames():
-        if kind == HEADERS and stream == 1:
-            headers |= dict(client.decoder.decode(payload))
-        if kind == DATA and stream == 1:
-            data += payload
-        if stream == 1 and flags & END_STREAM:
-            break
-    return headers, list(messages(data))
 
 
 @pytest.fixture

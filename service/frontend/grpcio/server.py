@@ -93,6 +93,8 @@ class GrpcioServer:
             ("grpc.max_receive_message_length", readable),
             ("grpc.max_allowed_incoming_connections", max_connections),
         ]
+        if config.grpc_infer_response_compression_level != "none":
+            limits.append(("grpc.default_compression_level", 1))  # gzip where the client reads it
         self._server = grpc.aio.server(options=[*OPTIONS, *limits])
 
     def _handlers(self, rpcs: Rpcs) -> Handlers:

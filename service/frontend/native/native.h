@@ -60,6 +60,7 @@ typedef struct hr_native_options {
     uint64_t answer_bytes;
     uint64_t held_bytes; /* of answers that may lie in the worker's output arena, of one thread */
     bool triton; /* whose status codes */
+    int compression; /* zlib's level for answers to inference; 0: they go as they are */
 } hr_native_options;
 
 /* Makes the threads and starts them; they serve nobody before hr_native_listen. NULL with *err. */

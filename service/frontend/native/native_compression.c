@@ -13,6 +13,18 @@ enum hr_encoding hr_encoding_of(hr_view name) {
     return HR_UNKNOWN_ENCODING;
 }
 
+bool hr_accepts(hr_view list, const char *name) {
+    const char *at = (const char *)list.data, *end = at + list.length;
+    size_t length = strlen(name);
+    while (at < end) {
+        while (at < end && (*at == ' ' || *at == ',')) at++;
+        const char *from = at;
+        while (at < end && *at != ' ' && *at != ',') at++;
+        if ((size_t)(at - from) == length && memcmp(from, name, length) == 0) return true;
+    }
+    return false;
+}
+
 static int window(enum hr_encoding encoding) { return encoding == HR_GZIP ? GZIP_WINDOW : ZLIB_WINDOW; }
 
 static int refuse(hr_error *err, int code, const char *text) { return hr_fail(err, code, "%s", text); }

@@ -183,13 +183,14 @@ static hr_message *message_of_slices(const hr_response *response, uint64_t bytes
 }
 
 /* The answer's message; the answer is retired, or held by it. NULL: no memory. */
-static hr_message *message_of(hr_io *io, hr_answer *a) {
+static hr_message *message_of(hr_stream *s, hr_answer *a) {
+    hr_io *io = s->connection->io;
     uint64_t bytes = hr_encoded_bytes(&a->response);
     bool keep = a->held && a->text_count == 0 && bytes > HR_KEEP; /* texts end with the answer */
     hr_message *m = keep ? message_of_slices(&a->response, bytes) : whole_message(&a->response);
     if (keep && m) hr_message_hold(io, m, a);
     else hr_dispatch_retire(io->dispatch, a);
-    return m;
+    return m && s->packs ? hr_message_compress(io, m, HR_GZIP, io->native->options.compression) : m;
 }
 
 /* Sends what may be sent, of the stream's entries. False: the stream is over. */
@@ -326,7 +327,7 @@ static int unread_too_much(const hr_entry *e, hr_answer *a) {
 }
 
 static void unary_answered(hr_io *io, hr_stream *s, hr_answer *a) {
-    hr_message *m = message_of(io, a);
+    hr_message *m = message_of(s, a);
     if (m == NULL) {
         hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for the answer, try later");
         return;
@@ -348,7 +349,7 @@ static void answered(hr_io *io, hr_answer *a) {
     int transient = a->code && a->error.transient ? 1 : -1; /* -1: a worker failed it, and did not say */
     if (a->code == 0) {
         if (s->method == HR_METHOD_INFER) unary_answered(io, s, a);
-        else entry_answered(e, message_of(io, a));
+        else entry_answered(e, message_of(s, a));
         return;
     }
     if (s->method == HR_METHOD_INFER) tell_status(s, a->code, transient, a->error.text);

@@ -145,6 +145,7 @@ struct hr_stream {
     enum hr_method method, wanted; /* what it is, and what its path will make it */
     bool post, grpc;
     uint8_t encoding; /* of compressed messages: hr_encoding */
+    bool packs;       /* answers to inference go compressed: the server does, and the client reads gzip */
     bool half_closed;  /* by the client */
     bool headers_sent; /* response headers were submitted */
     bool ending;       /* trailers follow what is queued */
@@ -221,6 +222,7 @@ int hr_as_triton(bool triton, int code, int transient, hr_view text, char *to, s
 /* ---- native_compression.c ---- */
 
 enum hr_encoding hr_encoding_of(hr_view name);
+bool hr_accepts(hr_view list, const char *name); /* grpc-accept-encoding */
 
 /* The message's length, in *out, which is the caller's to free; or -1 with *err. */
 int64_t hr_inflate(enum hr_encoding encoding, hr_view data, uint64_t limit, uint8_t **out, hr_error *err);

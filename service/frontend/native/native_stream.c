@@ -68,6 +68,11 @@ static void set_path(hr_stream *s, hr_view value) {
     else s->wanted = HR_METHOD_RPC;
 }
 
+static void set_packs(hr_stream *s, hr_view accepted) {
+    if (s->wanted == HR_METHOD_RPC || s->connection->io->native->options.compression == 0) return;
+    s->packs = s->packs || hr_accepts(accepted, "gzip");
+}
+
 /* -1: the call is refused unread. */
 int hr_stream_header(hr_stream *s, hr_view name, hr_view value) {
     s->header_bytes += (uint32_t)(name.length + value.length) + 32;
@@ -77,6 +82,7 @@ int hr_stream_header(hr_stream *s, hr_view name, hr_view value) {
     else if (hr_view_says(name, "content-type")) s->grpc = hr_is_grpc(value);
     else if (hr_view_says(name, "grpc-timeout")) set_deadline(s, value);
     else if (hr_view_says(name, "grpc-encoding")) s->encoding = (uint8_t)hr_encoding_of(value);
+    else if (hr_view_says(name, "grpc-accept-encoding")) set_packs(s, value);
     else if (hr_view_says(name, "triton_grpc_error")) s->fail_fast = hr_view_says(value, "true");
     return s->wanted == HR_METHOD_RPC ? keep_header(s, name, value) : 0;
 }
@@ -150,8 +156,11 @@ void hr_stream_submit_headers(hr_stream *s, const nghttp2_nv *extra, uint32_t co
     hr_connection_touch(s->connection);
 }
 
+static const nghttp2_nv PACKED = {(uint8_t *)"grpc-encoding", (uint8_t *)"gzip", 13, 4,
+                                  NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE};
+
 static void go_on(hr_stream *s) {
-    hr_stream_submit_headers(s, NULL, 0);
+    hr_stream_submit_headers(s, &PACKED, s->packs ? 1 : 0);
     if (s->deferred) {
         s->deferred = false;
         nghttp2_session_resume_data(s->connection->session, s->id);

@@ -13,7 +13,7 @@ from collections import Counter
 
 import grpc
 
-from service.config import ServeConfig
+from service.config import COMPRESSION_LEVELS, ServeConfig
 from service.errors import Code, StartError
 from service.frontend.addresses import why_not_bound
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
@@ -24,6 +24,7 @@ from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
 
 BACKLOG = 1024
+ZLIB_LEVELS = dict(zip(COMPRESSION_LEVELS, (0, 1, 6, 9), strict=True))
 HELD_SHARE = 8  # of an output arena: what answers that clients have not read yet may have of it
 LOOK_S = 0.01  # how often a server that drains looks whether it is done
 LAST_WORDS_S = 2.0  # what is answered may still be on its way to a client that reads
@@ -45,6 +46,7 @@ class NativeServer:
             answer_bytes=config.answer_mb << 20,
             held_bytes=(config.output_arena_mb << 20) // HELD_SHARE // config.io_threads,
             triton=config.status_codes == "triton",
+            compression=ZLIB_LEVELS[config.grpc_infer_response_compression_level],
         )
         self.methods = Methods(self._native)
         self._closed = False
