@@ -10,6 +10,7 @@
 typedef struct hr_timer {
     int64_t at_ns;
     uint32_t place; /* in the heap, from 1; 0: not in it */
+    uint32_t kind;  /* of what it is a part of, where a heap has several */
 } hr_timer;
 
 typedef struct hr_deadlines {

@@ -46,6 +46,8 @@ class Native:
         max_message_bytes: int,
         answer_bytes: int,
         held_bytes: int,
+        notice_ms: int,
+        linger_ms: int,
         triton: bool,
         compression: int = 0,
     ) -> None: ...

@@ -30,6 +30,8 @@ cdef extern from "native.h" nogil:
         uint64_t max_message_bytes
         uint64_t answer_bytes
         uint64_t held_bytes
+        uint32_t notice_ms
+        uint32_t linger_ms
         bint triton
         int compression
     ctypedef struct hr_header:
@@ -179,7 +181,7 @@ cdef class Native:
 
     def __cinit__(self, *, uint32_t threads, uint32_t arena_mb, uint32_t spill_mb, uint32_t slots_per_lane,
                   uint32_t max_calls, uint32_t max_connections, uint64_t max_message_bytes, uint64_t answer_bytes,
-                  uint64_t held_bytes, bint triton, int compression=0):
+                  uint64_t held_bytes, uint32_t notice_ms, uint32_t linger_ms, bint triton, int compression=0):
         cdef hr_error err
         cdef hr_native_options options
         memset(&options, 0, sizeof(options))
@@ -189,6 +191,7 @@ cdef class Native:
         options.max_connections = max_connections
         options.answer_bytes, options.held_bytes, options.triton = answer_bytes, held_bytes, triton
         options.compression = compression
+        options.notice_ms, options.linger_ms = notice_ms, linger_ms
         if threads < 1:
             raise ValueError(f"expected at least 1 I/O thread, got {threads}")
         self.generation = _c.fq_generation

@@ -14,6 +14,7 @@
  *   native_thread.c      the loop; commands from other threads; accepting
  *   native_control.c     what the rest of the process asks
  *   native_connection.c  a socket and its nghttp2 session; the limits on what a peer may do
+ *   native_lifetime.c    how long a connection may take, and how it ends
  *   native_output.c      what a connection still has to send
  *   native_stream.c      gRPC: headers, messages out, status and trailers
  *   native_incoming.c    messages in
@@ -59,6 +60,9 @@ typedef struct hr_native_options {
     uint64_t max_message_bytes;
     uint64_t answer_bytes;
     uint64_t held_bytes; /* of answers that may lie in the worker's output arena, of one thread */
+    /* native_lifetime.c: */
+    uint32_t notice_ms; /* how long a client may take to hear that its connection ends */
+    uint32_t linger_ms; /* and to close its own end */
     bool triton; /* whose status codes */
     int compression; /* zlib's level for answers to inference; 0: they go as they are */
 } hr_native_options;
@@ -89,7 +93,7 @@ void hr_native_started(hr_native *n);
 /* New calls are refused, streams are read no further. */
 void hr_native_drain(hr_native *n);
 
-/* Nobody is accepted any more, and connections are told to go when their calls are over. */
+/* Nobody is accepted any more, and connections are told to go: native_lifetime.c. */
 void hr_native_go(hr_native *n);
 
 /* Ends every connection. */
@@ -98,7 +102,7 @@ void hr_native_hang_up(hr_native *n);
 uint64_t hr_native_in_flight(const hr_native *n); /* requests that were accepted and whose clients wait */
 uint64_t hr_native_calls(const hr_native *n);     /* ModelInfer and ModelStreamInfer calls in progress */
 uint64_t hr_native_streams(const hr_native *n);   /* ModelStreamInfer calls in progress */
-uint64_t hr_native_unsent(hr_native *n);          /* calls of every kind that are not over */
+uint64_t hr_native_unsent(hr_native *n); /* calls of every kind that are not over, connections that are to go */
 uint64_t hr_native_rejected(const hr_native *n, int code);
 uint64_t hr_native_refused_draining(const hr_native *n);
 uint64_t hr_native_answer_bytes(const hr_native *n);

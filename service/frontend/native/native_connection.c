@@ -6,7 +6,7 @@
  * LIMITS on what a peer may do. nghttp2 itself limits resets, CONTINUATION frames, entries of SETTINGS and unread
  * acknowledgements (the options below). Counted here: a call's headers (hr_stream_header); between two frames that carry
  * something of a call, either way, PINGs, other frames and bytes (of frames that nghttp2 tells nobody of); and what waits
- * for a peer that does not read. Who goes beyond gets a GOAWAY and is gone.
+ * for a peer that does not read. Who goes beyond gets a GOAWAY and is gone. Limits of time are in native_lifetime.c.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -56,8 +56,9 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
 }
 
 static int on_ping(hr_connection *c, const nghttp2_frame *frame) {
-    if (frame->hd.flags & NGHTTP2_FLAG_ACK) return 0;
-    return ++c->pings > HR_PINGS ? calm_down(c) : 0;
+    if (!(frame->hd.flags & NGHTTP2_FLAG_ACK)) return ++c->pings > HR_PINGS ? calm_down(c) : 0;
+    hr_lifetime_acknowledged(c, frame->ping.opaque_data);
+    return ++c->idle_frames > HR_IDLE_FRAMES ? calm_down(c) : 0;
 }
 
 static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
@@ -66,6 +67,7 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
     if (frame->hd.type == NGHTTP2_PING) return on_ping(c, frame);
     if (frame->hd.type == NGHTTP2_HEADERS || (frame->hd.type == NGHTTP2_DATA && frame->hd.length > 0)) carried(c);
     else if (++c->idle_frames > HR_IDLE_FRAMES) return calm_down(c);
+    if (frame->hd.type == NGHTTP2_SETTINGS) c->greeted = true;
     if (s == NULL) return 0;
     if (is_request(frame)) hr_stream_begin(s);
     if ((frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
@@ -115,7 +117,7 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t error,
 
 /* The server was first to end: the client is told to stop sending. */
 static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
-    (void)user;
+    if (frame->hd.type == NGHTTP2_GOAWAY) hr_lifetime_goaway_sent(user, frame->goaway.last_stream_id);
     if (frame->hd.type != NGHTTP2_HEADERS || !(frame->hd.flags & NGHTTP2_FLAG_END_STREAM)) return 0;
     hr_stream *s = stream_of(session, frame->hd.stream_id);
     if (s && !s->half_closed) nghttp2_submit_rst_stream(session, 0, frame->hd.stream_id, NGHTTP2_NO_ERROR);
@@ -196,9 +198,17 @@ static size_t direct_room(const hr_connection *c) {
     return room >= HR_DIRECT ? room : 0;
 }
 
+/* Whatever comes is dropped. */
+static int read_nothing(hr_connection *c) {
+    ssize_t bytes = recv(c->fd, c->io->buffer, HR_READ, 0);
+    if (bytes < 0) return errno == EINTR ? 1 : errno == EAGAIN ? 0 : -1;
+    return bytes == 0 ? -1 : bytes == HR_READ;
+}
+
 /* One read: 1 there may be more, 0 not now, -1 the peer is gone. What follows the frame comes with its last bytes, into the side
  * buffer; in the middle of a frame that would only be more of it, to be copied. */
 static int read_once(hr_connection *c) {
+    if (c->going == HR_LINGERS) return read_nothing(c);
     size_t direct = direct_room(c), side = direct < c->frame_left && direct > 0 ? 0 : HR_READ;
     struct iovec parts[2] = {{direct ? c->direct->in.data + c->direct->in.count : NULL, direct}, {c->io->buffer, side}};
     ssize_t bytes = readv(c->fd, direct ? parts : parts + 1, direct && side ? 2 : 1);
@@ -257,6 +267,7 @@ static void read_on(hr_connection *c) {
 
 /* Everything that can be sent now. False: the connection is over. */
 static bool say(hr_connection *c) {
+    if (c->going == HR_LINGERS) return !c->broken;
     for (;;) {
         read_on(c);
         if (c->broken || collect(c) < 0) return false;
@@ -267,7 +278,8 @@ static bool say(hr_connection *c) {
         if (sent == 0) return !c->leaving;
     }
     if (c->leaving) return false;
-    return nghttp2_session_want_read(c->session) || nghttp2_session_want_write(c->session);
+    if (nghttp2_session_want_read(c->session) || nghttp2_session_want_write(c->session)) return true;
+    return hr_lifetime_linger(c);
 }
 
 void hr_connections_say(hr_io *io) {
@@ -304,6 +316,7 @@ void hr_connection_new(hr_io *io, int fd) {
     }
     c->io = io;
     c->fd = fd;
+    hr_lifetime_begin(c);
     c->older = io->connections;
     if (c->older) c->older->newer = c;
     io->connections = c;
@@ -321,12 +334,6 @@ void hr_connection_drain(hr_connection *c) {
         older = s->older;
         hr_infer_drain(s);
     }
-}
-
-void hr_connection_go(hr_connection *c) {
-    nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(c->session),
-                          NGHTTP2_NO_ERROR, NULL, 0);
-    hr_connection_touch(c);
 }
 
 static void forget_dirty(hr_connection *c) {
@@ -349,6 +356,7 @@ void hr_connection_close(hr_connection *c) {
     if (c->leaving) part(c);
     if (c->dirty) forget_dirty(c);
     c->dirty = true; /* its streams' ends need no wake-up */
+    hr_deadlines_remove(&io->deadlines, &c->timer);
     while (c->streams) hr_stream_close(c->streams); /* nghttp2_session_del calls nobody */
     hr_output_clear(io, &c->out);
     nghttp2_session_del(c->session);

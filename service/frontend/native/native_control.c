@@ -54,7 +54,7 @@ static void go(hr_io *io, void *argument) {
         close(n->listener);
         n->listener = -1;
     }
-    for (hr_connection *c = io->connections; c; c = c->older) hr_connection_go(c);
+    for (hr_connection *c = io->connections; c; c = c->older) hr_lifetime_go(c);
 }
 
 static void hang_up(hr_io *io, void *argument) {
@@ -116,7 +116,8 @@ uint64_t hr_native_answer_bytes(const hr_native *n) { return atomic_load(&n->ans
 int hr_native_event_fd(const hr_native *n) { return n->event_fd; }
 
 static void unsent(hr_io *io, void *sum) {
-    for (hr_connection *c = io->connections; c; c = c->older) *(uint64_t *)sum += c->stream_count + (c->out.pending > 0);
+    for (hr_connection *c = io->connections; c; c = c->older)
+        *(uint64_t *)sum += c->stream_count + (c->out.pending > 0 || c->going != HR_STAYS);
 }
 
 uint64_t hr_native_unsent(hr_native *n) {

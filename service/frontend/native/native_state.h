@@ -135,6 +135,8 @@ struct hr_entry {
     char *text;          /* its words, where the stream ends with them */
 };
 
+enum hr_timer_kind { HR_TIMER_STREAM, HR_TIMER_CONNECTION };
+
 struct hr_stream {
     hr_timer timer; /* first: a timer is its stream. Runs while no dispatcher or Python watches the deadline */
     hr_connection *connection;
@@ -255,7 +257,16 @@ bool hr_rpc_is_full(const hr_stream *s);
 
 /* ---- native_connection.c ---- */
 
+/* How far a connection is on its way out (native_lifetime.c). */
+enum hr_going {
+    HR_STAYS,
+    HR_NOTICED, /* the client was told to start no more calls, and may not have heard it */
+    HR_TOLD,    /* which of its calls were the last: those are finished */
+    HR_LINGERS  /* all is said; the socket is closed when the client has closed its end */
+};
+
 struct hr_connection {
+    hr_timer timer; /* first: a timer is its connection */
     hr_io *io;
     int fd;
     nghttp2_session *session;
@@ -276,6 +287,11 @@ struct hr_connection {
     /* what a peer may not do for ever */
     uint32_t pings, idle_frames, idle_bytes;
     bool leaving; /* it did: a GOAWAY, if there is room for it, and no more */
+    /* native_lifetime.c: times are INT64_MAX while nothing is waited for */
+    bool greeted; /* the peer's SETTINGS have come */
+    enum hr_going going;
+    int64_t told_by_ns; /* HR_NOTICED: when it is HR_TOLD at the latest */
+    int64_t gone_by_ns; /* when it is closed, whatever there is still to do */
 };
 
 int hr_connections_init(void);
@@ -284,8 +300,16 @@ void hr_connection_read(hr_connection *c);
 void hr_connection_touch(hr_connection *c); /* it has something to say in this wake-up */
 void hr_connections_say(hr_io *io);         /* what they have, and end those that are over */
 void hr_connection_drain(hr_connection *c); /* its streams are read no further */
-void hr_connection_go(hr_connection *c);    /* GOAWAY */
 void hr_connection_close(hr_connection *c);
+
+/* ---- native_lifetime.c ---- */
+
+void hr_lifetime_begin(hr_connection *c);
+void hr_lifetime_go(hr_connection *c);       /* it is told to go, and closed when its calls are over */
+void hr_lifetime_goaway_sent(hr_connection *c, int32_t last);
+void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload); /* a PING of ours */
+bool hr_lifetime_linger(hr_connection *c); /* all is said: false when it is to be closed at once */
+void hr_lifetime_expire(hr_connection *c); /* its timer has gone off */
 
 /* ---- native_thread.c ---- */
 
@@ -301,7 +325,7 @@ struct hr_io {
     pthread_t thread;
     int epoll, wake;
     hr_dispatch *dispatch;
-    hr_deadlines deadlines; /* of streams */
+    hr_deadlines deadlines; /* of streams, and of connections */
     hr_connection *connections;
     hr_connection *dirty;
     hr_stream *free_streams;
@@ -334,7 +358,7 @@ struct hr_native {
 void hr_io_post(hr_io *io, hr_command *command);
 void hr_io_ask(hr_io *io, void (*what)(hr_io *, void *), void *argument); /* has it done there, and waits for it */
 int hr_io_watch(hr_io *io, int fd, void *who);
-hr_stream *hr_stream_of_timer(hr_timer *timer);
+int hr_io_set_timer(hr_io *io, hr_timer *timer, int64_t at_ns); /* INT64_MAX: it is stopped. -1: no memory */
 void hr_count(_Atomic uint64_t *counter, int64_t by);
 
 #endif

@@ -7,14 +7,7 @@
 
 #include "native_state.h"
 
-hr_stream *hr_stream_of_timer(hr_timer *timer) { return (hr_stream *)(void *)timer; }
-
 /* ---- the beginning ---- */
-
-static int timer_room(hr_io *io) {
-    if (io->deadlines.count < io->deadlines.room) return 0;
-    return hr_deadlines_grow(&io->deadlines, io->deadlines.room ? io->deadlines.room : 1024);
-}
 
 int hr_stream_open(hr_connection *c, int32_t id) {
     hr_io *io = c->io;
@@ -96,9 +89,8 @@ static void refuse_http(hr_stream *s, const char *status) {
 }
 
 static void start_timer(hr_stream *s) {
-    if (s->deadline_ns == INT64_MAX) return;
-    if (timer_room(s->connection->io) < 0) hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for a timer");
-    else hr_deadlines_add(&s->connection->io->deadlines, &s->timer, s->deadline_ns);
+    if (hr_io_set_timer(s->connection->io, &s->timer, s->deadline_ns) < 0)
+        hr_stream_fail(s, HR_RESOURCE_EXHAUSTED, "no memory for a timer");
 }
 
 static void forget_headers(hr_stream *s) {

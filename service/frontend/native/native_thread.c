@@ -136,6 +136,24 @@ static void accept_all(hr_io *io) {
     while ((fd = accept4(io->native->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) hand_over(io, fd);
 }
 
+/* ---- timers ---- */
+
+int hr_io_set_timer(hr_io *io, hr_timer *timer, int64_t at_ns) {
+    hr_deadlines *all = &io->deadlines;
+    hr_deadlines_remove(all, timer);
+    if (at_ns == INT64_MAX) return 0;
+    if (all->count == all->room && hr_deadlines_grow(all, all->room ? all->room : 1024) < 0) return -1;
+    hr_deadlines_add(all, timer, at_ns);
+    return 0;
+}
+
+static void expire(hr_io *io) {
+    for (hr_timer *timer; (timer = hr_deadlines_first(&io->deadlines)) && timer->at_ns <= io->now_ns;) {
+        if (timer->kind == HR_TIMER_CONNECTION) hr_lifetime_expire((hr_connection *)(void *)timer);
+        else hr_stream_expire((hr_stream *)(void *)timer);
+    }
+}
+
 /* ---- the loop ---- */
 
 static int64_t next_deadline(const hr_io *io) {
@@ -151,11 +169,6 @@ static int timeout_ms(hr_io *io) {
     int64_t left = at - now_ns();
     if (left <= 0) return 0;
     return left > 60000000000ll ? 60000 : (int)((left + 999999) / 1000000);
-}
-
-static void expire(hr_io *io) {
-    for (hr_timer *timer; (timer = hr_deadlines_first(&io->deadlines)) && timer->at_ns <= io->now_ns;)
-        hr_stream_expire(hr_stream_of_timer(timer));
 }
 
 static void handle(hr_io *io, const struct epoll_event *event) {
