@@ -28,6 +28,7 @@ MAX_BATCH_WAIT_US = 60_000_000
 MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
+SOCKET_PATH_BYTES = 107  # of a Unix-domain socket on Linux, without the zero behind it
 FRONTENDS = ("native", "grpcio")
 COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 STATUS_CODES = ("headrace", "triton")
@@ -54,8 +55,9 @@ class ServeConfig:
         frontend: which front end listens (FRONTENDS); native where it was built. io_threads: of the native
         one, each with an input arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start,
         or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
-        there is. grpc_infer_response_compression_level: how hard answers to inference are compressed for clients
-        that read gzip (COMPRESSION_LEVELS).
+        there is. grpc_unix_socket: the file of a Unix-domain socket to listen on too; empty: none.
+        grpc_infer_response_compression_level: how hard answers to inference are compressed for clients that
+        read gzip (COMPRESSION_LEVELS).
         grpc_use_ssl, grpc_use_ssl_mutual: TLS, and certificates of clients too; the three after them are PEM
         files (see `root_cert`). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
@@ -81,6 +83,7 @@ class ServeConfig:
     frontend: str = field(default_factory=default_frontend)
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()
+    grpc_unix_socket: str = ""
     grpc_infer_response_compression_level: str = "none"
     io_threads: int = 1
     grpc_use_ssl: bool = False
@@ -93,7 +96,7 @@ class ServeConfig:
     def check(self) -> None:
         """Raises ConfigError with every fault of this configuration; does nothing when there is none."""
         faults = self._number_faults() + self._word_faults() + self._model_faults() + self._ready_fd_faults()
-        faults += self._tls_faults()
+        faults += self._socket_faults() + self._tls_faults()
         if faults:
             raise ConfigError(faults)
 
@@ -146,6 +149,13 @@ class ServeConfig:
         if self.load_models and not self.explicit:
             faults.append("--load-model is for --model-control-mode explicit; otherwise everything is loaded")
         return faults
+
+    def _socket_faults(self) -> list[str]:
+        path = self.grpc_unix_socket
+        size = len(os.fsencode(path))
+        if size > SOCKET_PATH_BYTES:
+            return [f"--grpc-unix-socket may have {SOCKET_PATH_BYTES} bytes, got {size}: name a shorter path"]
+        return [f"--grpc-unix-socket must be the path of a file, got {path!r}"] if "\0" in path else []
 
     def _tls_faults(self) -> list[str]:
         files = {

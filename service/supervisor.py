@@ -354,8 +354,9 @@ def ready_line(config: ServeConfig, models: Sequence[Mapping[str, Any]], devices
         for m in models
     )
     named = named or "none"
+    file = f" and unix:{config.grpc_unix_socket}" if config.grpc_unix_socket else ""
     return (
-        f"headrace ready: grpc {host}:{config.grpc_port}, "
+        f"headrace ready: grpc {host}:{config.grpc_port}{file}, "
         f"metrics http://{host}:{config.metrics_port}/metrics, models {named}, "
         f"front end {config.frontend}, devices {', '.join(devices)}"
     )

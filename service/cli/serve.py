@@ -119,6 +119,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    grpc_unix_socket: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A Unix-domain socket to listen on too; clients name it unix:FILE.",
+            show_default=False,
+        ),
+    ] = "",
     grpc_infer_response_compression_level: Annotated[
         str,
         typer.Option(
@@ -193,6 +201,7 @@ def serve(
         max_calls=max_calls,
         answer_mb=answer_mb,
         status_codes=status_codes,
+        grpc_unix_socket=grpc_unix_socket,
         grpc_infer_response_compression_level=grpc_infer_response_compression_level,
         frontend=frontend or ("grpcio" if grpc_use_ssl else default_frontend()),
         model_control_mode=model_control_mode,

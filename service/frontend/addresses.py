@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+import stat
 
 
 def join_address(host: str, port: int) -> str:
@@ -40,6 +41,59 @@ def why_not_bound(host: str, port: int, flag: str) -> str:
             return f"cannot listen on {host}: {why}; --host names an address of this machine"
         return f"cannot listen on {host} port {port}: {why}; {flag} chooses another port, 0 any free one"
     return ""
+
+
+class SocketFile:
+    """The file of a Unix-domain socket that somebody binds. `remove` removes that one alone."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._made: tuple[int, int] | None = None
+
+    def clear(self) -> str:
+        """Removes what a dead server has left; one sentence on why the path cannot be had, or nothing."""
+        try:
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                return self._refusal("it is there and no socket")
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                probe.connect(self.path)
+        except FileNotFoundError as error:
+            there = os.path.isdir(os.path.dirname(self.path) or ".")
+            return "" if there else f"cannot listen on {self.path}: {error.strerror}"
+        except ConnectionRefusedError:
+            return self._unlinked()
+        except BlockingIOError:
+            pass  # its backlog is full: somebody lives there
+        except OSError as error:
+            return f"cannot listen on {self.path}: {os.strerror(error.errno or 0)}"
+        return self._refusal("another server does")
+
+    def _refusal(self, why: str) -> str:
+        return f"cannot listen on {self.path}: {why}; --grpc-unix-socket names another"
+
+    def _unlinked(self) -> str:
+        try:
+            os.unlink(self.path)
+        except OSError as error:
+            return (
+                f"cannot listen on {self.path}: what a server left there cannot be removed: {error.strerror}"
+            )
+        return ""
+
+    def bound(self) -> None:
+        """It is made."""
+        found = os.lstat(self.path)
+        self._made = found.st_dev, found.st_ino
+
+    def remove(self) -> None:
+        try:
+            found = os.lstat(self.path)
+            if self._made == (found.st_dev, found.st_ino):
+                os.unlink(self.path)
+        except OSError:
+            pass  # gone already, or with its folder
+        self._made = None
 
 
 def _in_full(host: str) -> str:

@@ -39,8 +39,9 @@ class Server(Protocol):
         """Requests that were refused and that `State` does not count, by reason. From any thread."""
 
     async def start(self, rpcs: Rpcs, host: str, port: int) -> int:
-        """Listens, and answers the other RPCs with these; returns the port, which is the system's choice when
-        0 was asked for. Raises StartError.
+        """Listens, on the configuration's Unix-domain socket too, and answers the other RPCs with these.
+
+        The port, which is the system's choice when 0 was asked for. Raises StartError.
         """
 
     def set_started(self) -> None:

@@ -23,7 +23,7 @@ from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.errors import Code, StartError
 from service.frontend._dispatch import Dispatcher
-from service.frontend.addresses import join_address, why_not_bound
+from service.frontend.addresses import SocketFile, join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
@@ -86,6 +86,7 @@ class GrpcioServer:
         self._config = config
         self._unary = Unary(calls, state)
         self._health = Health(lambda: state.ready)
+        self._socket_file = SocketFile(config.grpc_unix_socket)
         self._streams: dict[Stream, asyncio.Task[Any]] = {}
         self._seen = 0  # calls
         readable = min(INT32_MAX, max_message_bytes + min(max_message_bytes, READ_TO_REFUSE_BYTES))
@@ -201,6 +202,7 @@ class GrpcioServer:
             raise StartError(why)
         try:
             bound = self._bind(join_address(host, port))
+            self._bind_file()
         except BadCertificate as error:
             raise StartError(str(error)) from error
         except RuntimeError as error:
@@ -208,6 +210,18 @@ class GrpcioServer:
         self._register(rpcs)
         await self._server.start()
         return bound
+
+    def _bind_file(self) -> None:
+        file = self._socket_file
+        if not file.path:
+            return
+        if why := file.clear():  # gRPC would take it from a server that lives
+            raise StartError(why)
+        try:
+            self._bind(f"unix:{file.path}")
+            file.bound()
+        except (RuntimeError, OSError) as error:
+            raise StartError(f"cannot listen on {file.path}: {error}") from error
 
     def _bind(self, address: str) -> int:
         if not self._config.tls:
@@ -227,6 +241,7 @@ class GrpcioServer:
         await self._quiet(min(end_s, time.monotonic() + LAST_WORDS_S))
         self._health.close()
         await self._server.stop(min(max(0.0, end_s - time.monotonic()), LAST_WORDS_S))
+        self._socket_file.remove()
         return unfinished
 
     async def _quiet(self, end_s: float) -> None:
@@ -244,6 +259,7 @@ class GrpcioServer:
     async def stop(self) -> None:
         self._health.close()
         await self._server.stop(0)
+        self._socket_file.remove()
 
     def close(self) -> None:
         self._calls.close()

@@ -223,7 +223,7 @@ cdef class Native:
             hr_native_free(n)
 
     def listen(self, int fd) -> None:
-        """Accepts connections from a listening socket, which is taken over."""
+        """Accepts connections from a listening socket too, which is taken over."""
         cdef hr_error err
         cdef int failed
         self.alive()

@@ -70,7 +70,9 @@ typedef struct hr_native_options {
 /* Makes the threads and starts them; they serve nobody before hr_native_listen. NULL with *err. */
 hr_native *hr_native_new(const hr_native_options *options, hr_error *err);
 
-/* Accepts connections from `fd`, a listening socket that does not block; it is closed at the end, or when draining. */
+/* Accepts connections from `fd` too, a listening socket that does not block; it is closed at the end, or when draining. Before
+ * there are connections, and HR_LISTENERS times at most. */
+enum { HR_LISTENERS = 2 };
 int hr_native_listen(hr_native *n, int fd, hr_error *err);
 
 /* Ends every connection and thread. */

@@ -3,15 +3,23 @@
 
 #include "native_state.h"
 
-static void listen_on(hr_io *io, void *failed) {
-    *(int *)failed = hr_io_watch(io, io->native->listener, io->native);
+typedef struct listen_errand {
+    int fd, failed;
+} listen_errand;
+
+static void listen_on(hr_io *io, void *argument) {
+    hr_native *n = io->native;
+    listen_errand *e = argument;
+    e->failed = n->listener_count == HR_LISTENERS || hr_io_watch(io, e->fd, n) < 0;
+    if (!e->failed) n->listeners[n->listener_count++] = e->fd;
 }
 
 int hr_native_listen(hr_native *n, int fd, hr_error *err) {
-    int failed = 0;
-    n->listener = fd;
-    hr_io_ask(&n->ios[0], listen_on, &failed);
-    return failed ? hr_fail(err, HR_INTERNAL, "the listening socket cannot be watched") : 0;
+    listen_errand errand = {.fd = fd};
+    hr_io_ask(&n->ios[0], listen_on, &errand);
+    if (!errand.failed) return 0;
+    close(fd);
+    return hr_fail(err, HR_INTERNAL, "the listening socket cannot be watched");
 }
 
 typedef struct lane_errand {
@@ -47,13 +55,14 @@ static void drain(hr_io *io, void *argument) {
     for (hr_connection *c = io->connections; c; c = c->older) hr_connection_drain(c);
 }
 
+void hr_native_stop_listening(hr_native *n) {
+    while (n->listener_count > 0) close(n->listeners[--n->listener_count]);
+}
+
 static void go(hr_io *io, void *argument) {
     hr_native *n = io->native;
     (void)argument;
-    if (io == &n->ios[0] && n->listener >= 0) {
-        close(n->listener);
-        n->listener = -1;
-    }
+    if (io == &n->ios[0]) hr_native_stop_listening(n);
     for (hr_connection *c = io->connections; c; c = c->older) hr_lifetime_go(c);
 }
 

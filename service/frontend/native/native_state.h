@@ -343,7 +343,8 @@ struct hr_io {
 
 struct hr_native {
     hr_native_options options;
-    int listener;
+    int listeners[HR_LISTENERS];
+    uint32_t listener_count;
     hr_io *ios;
     uint32_t started_threads;
     _Atomic bool started;
@@ -359,6 +360,7 @@ void hr_io_post(hr_io *io, hr_command *command);
 void hr_io_ask(hr_io *io, void (*what)(hr_io *, void *), void *argument); /* has it done there, and waits for it */
 int hr_io_watch(hr_io *io, int fd, void *who);
 int hr_io_set_timer(hr_io *io, hr_timer *timer, int64_t at_ns); /* INT64_MAX: it is stopped. -1: no memory */
+void hr_native_stop_listening(hr_native *n); /* on the first thread, or when none runs */
 void hr_count(_Atomic uint64_t *counter, int64_t by);
 
 #endif

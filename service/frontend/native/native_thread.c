@@ -132,8 +132,9 @@ static void hand_over(hr_io *io, int fd) {
 }
 
 static void accept_all(hr_io *io) {
-    int fd;
-    while ((fd = accept4(io->native->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) hand_over(io, fd);
+    const hr_native *n = io->native;
+    for (uint32_t i = 0; i < n->listener_count; i++)
+        for (int fd; (fd = accept4(n->listeners[i], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) hand_over(io, fd);
 }
 
 /* ---- timers ---- */
@@ -252,7 +253,6 @@ hr_native *hr_native_new(const hr_native_options *options, hr_error *err) {
         return NULL;
     }
     n->options = *options;
-    n->listener = -1;
     n->last_event = &n->first_event;
     n->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&n->event_lock, NULL);
@@ -300,7 +300,7 @@ void hr_native_free(hr_native *n) {
     for (uint32_t i = 0; i < n->options.threads; i++)
         if (n->ios[i].native) free_io(&n->ios[i]);
     for (hr_event *event; (event = hr_native_next_event(n));) hr_event_free(event);
-    if (n->listener >= 0) close(n->listener);
+    hr_native_stop_listening(n);
     close(n->event_fd);
     pthread_mutex_destroy(&n->event_lock);
     free(n->ios);

@@ -15,7 +15,7 @@ import grpc
 
 from service.config import COMPRESSION_LEVELS, ServeConfig
 from service.errors import Code, StartError
-from service.frontend.addresses import why_not_bound
+from service.frontend.addresses import SocketFile, why_not_bound
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
 from service.frontend.grpcio.unary import control
 from service.frontend.native._native import Native
@@ -53,6 +53,7 @@ class NativeServer:
             compression=ZLIB_LEVELS[config.grpc_infer_response_compression_level],
         )
         self.methods = Methods(self._native)
+        self._socket_file = SocketFile(config.grpc_unix_socket)
         self._closed = False
 
     async def start(self, rpcs: Rpcs, host: str, port: int) -> int:
@@ -63,6 +64,8 @@ class NativeServer:
         except OSError as error:
             raise StartError(f"cannot listen on {host} port {port}: {error}") from error
         self.methods.add(handlers(rpcs, self._health))
+        if self._socket_file.path:
+            self._native.listen(listen_at(self._socket_file).detach())
         bound: int = listener.getsockname()[1]
         self._native.listen(listener.detach())
         return bound
@@ -111,6 +114,7 @@ class NativeServer:
         unfinished = native.in_flight
         self._health.close()
         native.go()
+        self._socket_file.remove()
         end_s = min(end_s, time.monotonic() + LAST_WORDS_S)
         while native.unsent and time.monotonic() < end_s:
             await asyncio.sleep(LOOK_S)
@@ -120,6 +124,7 @@ class NativeServer:
     async def stop(self) -> None:
         self._health.close()
         self._native.go()
+        self._socket_file.remove()
         self._native.hang_up()
 
     def close(self) -> None:
@@ -155,4 +160,19 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError:
         listener.close()
         raise
+    return listener
+
+
+def listen_at(file: SocketFile) -> socket.socket:
+    """A listening Unix-domain socket that does not block. Raises StartError."""
+    if why := file.clear():
+        raise StartError(why)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(file.path)
+        file.bound()
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {file.path}: {error.strerror}") from error
     return listener
