@@ -159,7 +159,6 @@ static void make_native(void) {
                                           .held_bytes = 128 << 10};
     native->ios = calloc(1, sizeof *native->ios);
     FUZZ_EXPECT(hr_connections_init() == 0);
-    native->listener = -1;
     native->last_event = &native->first_event;
     native->event_fd = eventfd(0, EFD_NONBLOCK);
     pthread_mutex_init(&native->event_lock, NULL);
