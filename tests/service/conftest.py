@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
-from scripted import ScriptedEngine
+from http2 import Http2
+from scripted import ScriptedEngine, affine
 from wire import Wire
 
 from service.config import FRONTENDS, ServeConfig
@@ -56,3 +57,12 @@ def serve(frontend: str) -> Iterator[Callable[..., tuple[InProcess, Wire]]]:
             return service, wire
 
         yield start
+
+
+@pytest.fixture
+def bare(serve) -> Iterator[Http2]:
+    """A bare HTTP/2 connection to a service that has the model affine."""
+    service, _ = serve(affine())
+    client = Http2(service.grpc_port)
+    yield client
+    client.close()

@@ -51,6 +51,8 @@ class Http2:
         self.decoder = Decoder()
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         self.send(SETTINGS)
+        # Acknowledged: until then the server's windows are small.
+        assert next(self.frames())[0] == SETTINGS
 
     def send(self, kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> None:
         self.write(frame(kind, flags, stream, payload))

@@ -39,14 +39,6 @@ def block(**changes: str) -> bytes:
     return call_headers(PATH, **changes)
 
 
-@pytest.fixture
-def client(serve) -> Iterator[Http2]:
-    service, _ = serve(affine())
-    client = Http2(service.grpc_port)
-    yield client
-    client.close()
-
-
 # ---- HTTP/2 and gRPC's words ----
 
 
@@ -54,14 +46,14 @@ def client(serve) -> Iterator[Http2]:
     "changes, status",
     [({"content_type": "text/html"}, "415"), ({"content_type": "application/grpcish"}, "415")],
 )
-def test_what_is_no_grpc_is_answered_in_http(client, changes, status):
-    client.send(HEADERS, END_HEADERS | END_STREAM, 1, block(**changes))
-    assert answer(client)[":status"] == status
+def test_what_is_no_grpc_is_answered_in_http(bare, changes, status):
+    bare.send(HEADERS, END_HEADERS | END_STREAM, 1, block(**changes))
+    assert answer(bare)[":status"] == status
 
 
-def test_a_subtype_of_grpc_is_grpc(client):
-    client.send(HEADERS, END_HEADERS | END_STREAM, 1, block(content_type="application/grpc+proto"))
-    assert answer(client)["grpc-status"] == "3", "a call without a request"
+def test_a_subtype_of_grpc_is_grpc(bare):
+    bare.send(HEADERS, END_HEADERS | END_STREAM, 1, block(content_type="application/grpc+proto"))
+    assert answer(bare)["grpc-status"] == "3", "a call without a request"
 
 
 @pytest.mark.parametrize(
@@ -75,10 +67,10 @@ def test_a_subtype_of_grpc_is_grpc(client):
         (b"\x00\x00\x00\x00\x01\xff", "3", "ModelInferRequest"),
     ],
 )
-def test_a_message_that_is_none_is_refused_in_words(client, payload, code, words):
-    client.send(HEADERS, END_HEADERS, 1, block())
-    client.send(DATA, END_STREAM, 1, payload)
-    found = answer(client)
+def test_a_message_that_is_none_is_refused_in_words(bare, payload, code, words):
+    bare.send(HEADERS, END_HEADERS, 1, block())
+    bare.send(DATA, END_STREAM, 1, payload)
+    found = answer(bare)
     assert found["grpc-status"] == code
     assert words in found["grpc-message"]
 
@@ -95,12 +87,12 @@ def test_a_message_in_frames_of_one_byte_is_one_message(serve):
     client.close()
 
 
-def test_two_messages_of_a_unary_call_are_refused(client):
+def test_two_messages_of_a_unary_call_are_refused(bare):
     message = infer_request("affine", x=rows(1)).SerializeToString()
-    client.send(HEADERS, END_HEADERS, 1, block())
+    bare.send(HEADERS, END_HEADERS, 1, block())
     framed = struct.pack(">BI", 0, len(message)) + message
-    client.send(DATA, END_STREAM, 1, framed * 2)
-    assert answer(client)["grpc-status"] == "3"
+    bare.send(DATA, END_STREAM, 1, framed * 2)
+    assert answer(bare)["grpc-status"] == "3"
 
 
 def test_headers_beyond_the_bound_cost_their_call_alone(serve):

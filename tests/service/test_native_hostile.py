@@ -279,6 +279,7 @@ def test_large_messages_that_stop_in_the_middle_hold_up_no_small_ones(serve, con
         for number in range(calls):
             half_of(client, 2 * number + 1, length)
         assert acknowledged(client) is None
+    assert service.frontend.server.arena_used > 0, "halves of them"
     for _ in range(50):
         check(wire)
     for client in clients:

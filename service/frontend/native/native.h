@@ -17,6 +17,7 @@
  *   native_lifetime.c    how long a connection may take, and how it ends
  *   native_output.c      what a connection still has to send
  *   native_stream.c      gRPC: headers, messages out, status and trailers
+ *   native_http.c        what is no gRPC: answered in HTTP
  *   native_incoming.c    messages in
  *   native_arriving.c    the memory that they lie in meanwhile, and how much of it a connection may have
  *   native_compression.c compressed ones, in and out

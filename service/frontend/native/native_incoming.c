@@ -166,6 +166,7 @@ void hr_stream_read_on(hr_stream *s) {
 /* Also called again when what was pending has been read. */
 void hr_stream_half_close(hr_stream *s) {
     s->half_closed = true;
+    if (s->http) hr_stream_end(s);
     if (s->pending_count > 0 || s->method == HR_METHOD_OVER) return;
     if (s->in.prefix_count > 0) {
         hr_stream_fail(s, HR_INTERNAL, "the call ended within a message");

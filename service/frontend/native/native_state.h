@@ -145,7 +145,8 @@ struct hr_stream {
     bool wants;
     int32_t id;
     enum hr_method method, wanted; /* what it is, and what its path will make it */
-    bool post, grpc;
+    bool post, head, grpc;
+    bool http; /* no gRPC: native_http.c answers it */
     uint8_t encoding; /* of compressed messages: hr_encoding */
     bool packs;       /* answers to inference go compressed: the server does, and the client reads gzip */
     bool half_closed;  /* by the client */
@@ -200,6 +201,8 @@ void hr_stream_close(hr_stream *s); /* it is gone: frees it */
 void hr_stream_send(hr_stream *s, hr_message *m);
 void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry);
 void hr_stream_fail(hr_stream *s, int code, const char *text);
+void hr_stream_end(hr_stream *s);
+void hr_stream_respond(hr_stream *s, const nghttp2_nv *headers, size_t count);
 void hr_stream_submit_headers(hr_stream *s, const nghttp2_nv *extra, uint32_t count);
 ssize_t hr_stream_read_length(hr_stream *s, size_t most, uint32_t *flags);
 int hr_stream_write(hr_stream *s, size_t length);
@@ -213,6 +216,10 @@ void hr_incoming_ahead(hr_stream *s);                   /* for what will come, b
 hr_incoming hr_incoming_take(hr_stream *s);             /* the stream has none then */
 void hr_incoming_drop(hr_io *io, hr_incoming *in);
 void hr_incoming_forget(hr_stream *s);
+
+/* ---- native_http.c ---- */
+
+void hr_http_refuse(hr_stream *s);
 
 /* ---- native_metadata.c ---- */
 

@@ -66,26 +66,23 @@ static void set_packs(hr_stream *s, hr_view accepted) {
     s->packs = s->packs || hr_accepts(accepted, "gzip");
 }
 
+static void set_method(hr_stream *s, hr_view value) {
+    s->post = hr_view_says(value, "POST");
+    s->head = hr_view_says(value, "HEAD");
+}
+
 /* -1: the call is refused unread. */
 int hr_stream_header(hr_stream *s, hr_view name, hr_view value) {
     s->header_bytes += (uint32_t)(name.length + value.length) + 32;
     if (s->header_bytes > HR_HEADER_BYTES) return -1;
     if (hr_view_says(name, ":path")) set_path(s, value);
-    else if (hr_view_says(name, ":method")) s->post = hr_view_says(value, "POST");
+    else if (hr_view_says(name, ":method")) set_method(s, value);
     else if (hr_view_says(name, "content-type")) s->grpc = hr_is_grpc(value);
     else if (hr_view_says(name, "grpc-timeout")) set_deadline(s, value);
     else if (hr_view_says(name, "grpc-encoding")) s->encoding = (uint8_t)hr_encoding_of(value);
     else if (hr_view_says(name, "grpc-accept-encoding")) set_packs(s, value);
     else if (hr_view_says(name, "triton_grpc_error")) s->fail_fast = hr_view_says(value, "true");
     return s->wanted == HR_METHOD_RPC ? keep_header(s, name, value) : 0;
-}
-
-static void refuse_http(hr_stream *s, const char *status) {
-    nghttp2_nv header = {(uint8_t *)":status", (uint8_t *)(uintptr_t)status, 7, strlen(status), NGHTTP2_NV_FLAG_NONE};
-    s->method = HR_METHOD_OVER;
-    s->headers_sent = s->ending = true;
-    nghttp2_submit_response(s->connection->session, s->id, &header, 1, NULL);
-    hr_connection_touch(s->connection);
 }
 
 static void start_timer(hr_stream *s) {
@@ -101,12 +98,8 @@ static void forget_headers(hr_stream *s) {
 }
 
 void hr_stream_begin(hr_stream *s) {
-    if (!s->post) {
-        refuse_http(s, "405");
-        return;
-    }
-    if (!s->grpc) {
-        refuse_http(s, "415");
+    if (!s->post || !s->grpc) {
+        hr_http_refuse(s);
         return;
     }
     start_timer(s);
@@ -132,6 +125,14 @@ static ssize_t on_read_length(nghttp2_session *session, int32_t id, uint8_t *buf
     return hr_stream_read_length(source->ptr, length, flags);
 }
 
+/* The response's headers; what is queued, now and later, is its body. */
+void hr_stream_respond(hr_stream *s, const nghttp2_nv *headers, size_t count) {
+    nghttp2_data_provider body = {.source.ptr = s, .read_callback = on_read_length};
+    nghttp2_submit_response(s->connection->session, s->id, headers, count, &body);
+    s->headers_sent = true;
+    hr_connection_touch(s->connection);
+}
+
 void hr_stream_submit_headers(hr_stream *s, const nghttp2_nv *extra, uint32_t count) {
     if (s->headers_sent) return;
     nghttp2_nv few[FIXED + 8], *headers = count <= 8 ? few : malloc((count + FIXED) * sizeof *headers);
@@ -141,11 +142,8 @@ void hr_stream_submit_headers(hr_stream *s, const nghttp2_nv *extra, uint32_t co
     }
     memcpy(headers, RESPONSE, sizeof RESPONSE);
     if (count) memcpy(headers + FIXED, extra, count * sizeof *extra);
-    nghttp2_data_provider body = {.source.ptr = s, .read_callback = on_read_length};
-    nghttp2_submit_response(s->connection->session, s->id, headers, count + FIXED, &body);
+    hr_stream_respond(s, headers, count + FIXED);
     if (headers != few) free(headers);
-    s->headers_sent = true;
-    hr_connection_touch(s->connection);
 }
 
 static const nghttp2_nv PACKED = {(uint8_t *)"grpc-encoding", (uint8_t *)"gzip", 13, 4,
@@ -198,6 +196,12 @@ static int submit_status(hr_stream *s, bool alone) {
     return failed;
 }
 
+/* The answer ends with what is queued. */
+void hr_stream_end(hr_stream *s) {
+    s->ending = true;
+    go_on(s);
+}
+
 /* Ends the call, once what is queued is sent; whatever the client still sends is dropped. */
 void hr_stream_finish(hr_stream *s, int code, hr_view text, bool retry) {
     if (s->ending) return;
@@ -242,7 +246,9 @@ ssize_t hr_stream_read_length(hr_stream *s, size_t most, uint32_t *flags) {
     }
     *flags |= NGHTTP2_DATA_FLAG_NO_COPY;
     if (!s->ending || n < s->queued) return (ssize_t)n;
-    *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
+    *flags |= NGHTTP2_DATA_FLAG_EOF;
+    if (s->http) return (ssize_t)n;
+    *flags |= NGHTTP2_DATA_FLAG_NO_END_STREAM;
     if (submit_status(s, false) != 0) return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
     return (ssize_t)n;
 }
