@@ -33,8 +33,12 @@ EXTENSIONS = {  # the Cython file: the C files that are compiled into the same m
         "service/frontend/native/*.c",
     ],
 }
-LIBRARIES = {NATIVE: ["nghttp2", "z"]}
-HEADERS = {"nghttp2/nghttp2.h": "libnghttp2-dev", "zlib.h": "zlib1g-dev"}  # the native one's; Debian's names
+LIBRARIES = {NATIVE: ["nghttp2", "ssl", "crypto", "z"]}
+HEADERS = {  # the native one's: what is looked for, how a missing one is called, Debian's name
+    "nghttp2/nghttp2.h": ("nghttp2/nghttp2.h", "libnghttp2-dev"),
+    "openssl/ssl.h": ("openssl/ssl.h of OpenSSL 3", "libssl-dev"),
+    "zlib.h": ("zlib.h", "zlib1g-dev"),
+}
 
 
 def compiler_flags() -> tuple[list[str], list[str]]:
@@ -91,9 +95,10 @@ def compile_protos(protos: list[str], target: Path) -> None:
 
 
 def is_found(header: str) -> bool:
-    """Whether the compiler finds a header."""
+    """Whether the compiler finds a header, of no version that is too old."""
     compiler = os.getenv("CC") or sysconfig.get_config_var("CC") or "cc"
     command, source = [*shlex.split(compiler), "-E", "-x", "c", "-"], f"#include <{header}>\n"
+    source += "#if defined OPENSSL_VERSION_NUMBER && OPENSSL_VERSION_NUMBER < 0x30000000L\n#error\n#endif\n"
     try:
         return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
     except OSError:
@@ -111,12 +116,12 @@ def why_native_is_missing() -> str:
     """What the native front end needs and is not there, and what to do; empty when it can be built. Without
     it the other one serves.
     """
-    missing = [header for header in HEADERS if not is_found(header)]
+    missing = [names for header, names in HEADERS.items() if not is_found(header)]
     if not missing:
         return ""
-    packages = " ".join(HEADERS[header] for header in missing)
+    headers, packages = " and ".join(name for name, _ in missing), " ".join(package for _, package in missing)
     return (
-        f"it was left out when headrace was built, for want of {' and '.join(missing)}; install them "
+        f"it was left out when headrace was built, for want of {headers}; install them "
         f"(Debian: apt-get install {packages}) and then headrace again, from its source "
         "(pip install --force-reinstall --no-deps --no-cache-dir .)"
     )

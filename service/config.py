@@ -166,8 +166,6 @@ class ServeConfig:
         if not self.tls:
             named = [flag for flag, path in files.items() if path]
             return [f"{', '.join(named)}: for --grpc-use-ssl or --grpc-use-ssl-mutual alone"] if named else []
-        if self.frontend == "native":
-            return ["--grpc-use-ssl is for --frontend grpcio alone: the native front end has no TLS"]
         if not self.grpc_use_ssl_mutual:
             del files["--grpc-root-cert"]
         if missing := [flag for flag, path in files.items() if not path]:

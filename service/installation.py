@@ -14,6 +14,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 NATIVE = "frontend/native/_native"
 NATIVE_MISSING = "native_missing.txt"  # in PACKAGE: written by setup.py
+OPENSSL_FULL_VERSION_STRING = 7  # of openssl/crypto.h
 
 
 def native_path() -> Path | None:
@@ -30,7 +31,8 @@ def why_no_native() -> str:
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        return f"it cannot be loaded ({error}); install what is named there (Debian: libnghttp2-14, zlib1g)"
+        packages = "libnghttp2-14, libssl3, zlib1g"
+        return f"it cannot be loaded ({error}); install what is named there (Debian: {packages})"
     return ""
 
 
@@ -54,6 +56,7 @@ def native_libraries() -> list[str]:
     """The libraries that the native front end runs with, and their versions. Raises OSError without it."""
     library = ctypes.CDLL(str(native_path()))
     library.nghttp2_version.restype = ctypes.POINTER(_Nghttp2Info)
-    library.zlibVersion.restype = ctypes.c_char_p
+    library.OpenSSL_version.restype = library.zlibVersion.restype = ctypes.c_char_p
     nghttp2 = library.nghttp2_version(0).contents.text.decode()
-    return [f"libnghttp2 {nghttp2}", f"zlib {library.zlibVersion().decode()}"]
+    openssl = library.OpenSSL_version(OPENSSL_FULL_VERSION_STRING).decode()
+    return [f"libnghttp2 {nghttp2}", f"OpenSSL {openssl}", f"zlib {library.zlibVersion().decode()}"]

@@ -68,7 +68,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="native|grpcio",
-            show_default="native where it was built, grpcio with TLS",
+            show_default="native where it was built",
             help="Which front end listens: C from the socket to the queue, or gRPC's own library.",
         ),
     ] = None,
@@ -141,9 +141,7 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
     ] = 30.0,
-    grpc_use_ssl: Annotated[
-        bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port (--frontend grpcio).")
-    ] = False,
+    grpc_use_ssl: Annotated[bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port.")] = False,
     grpc_use_ssl_mutual: Annotated[
         bool,
         typer.Option(
@@ -203,7 +201,7 @@ def serve(
         status_codes=status_codes,
         grpc_unix_socket=grpc_unix_socket,
         grpc_infer_response_compression_level=grpc_infer_response_compression_level,
-        frontend=frontend or ("grpcio" if grpc_use_ssl else default_frontend()),
+        frontend=frontend or default_frontend(),
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
         io_threads=io_threads,

@@ -50,11 +50,12 @@ def test_json_says_the_same(run: Run) -> None:
     assert told["findings"][0] == {"subject": "headrace", "state": "ok", "text": __version__}
 
 
-@pytest.mark.skipif(not NATIVE, reason="needs the native front end: libnghttp2-dev and zlib1g-dev")
+@pytest.mark.skipif(not NATIVE, reason="needs the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev")
 def test_the_native_front_end_is_named_with_its_libraries() -> None:
     (finding,) = doctor.front_end()
     assert finding.state == "ok"
     assert finding.text.startswith(f"{ServeConfig(()).frontend} is taken; native is there (libnghttp2 1.")
+    assert "OpenSSL 3." in finding.text
 
 
 @pytest.fixture

@@ -58,7 +58,18 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             return program
         includes = [f"-I{ROOT / name}" for name in FOLDERS]
         files = [str(FUZZ / f"fuzz_{target}.c"), str(FUZZ / "fuzz_rig.c"), *sources()]
-        command = ["clang", *FLAGS, *includes, *files, "-lnghttp2", "-lz", "-o", str(program)]
+        command = [
+            "clang",
+            *FLAGS,
+            *includes,
+            *files,
+            "-lnghttp2",
+            "-lssl",
+            "-lcrypto",
+            "-lz",
+            "-o",
+            str(program),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return program

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session", autouse=True)
 def native() -> None:
     if find_spec("service.frontend.native._native") is None:
-        pytest.skip("needs the native front end: libnghttp2-dev and zlib1g-dev when headrace is installed")
+        pytest.skip("needs the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev at installation")
 
 
 @pytest.fixture(scope="session")

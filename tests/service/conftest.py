@@ -23,7 +23,7 @@ from service.worker.__main__ import open_engines
 def frontend(request: pytest.FixtureRequest) -> str:
     """The front end under test."""
     if request.param == "native" and find_spec("service.frontend.native._native") is None:
-        pytest.skip("needs the native front end: libnghttp2-dev and zlib1g-dev when headrace is installed")
+        pytest.skip("needs the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev at installation")
     return request.param
 
 

@@ -48,7 +48,10 @@ def test_the_system_packages_are_those_that_the_set_up_installs(steps):
     command, packages = re.findall(r"(apt-get install (?:-\S+ )+)([^&]*)&&", install)[0]
     assert command.strip() in setup
     offered = set(" ".join(re.findall(r'packages\+=" ([^"]*)"', setup)).split())
-    built_with = {"libnghttp2-14": "libnghttp2-dev"}  # a library, and what it is built with
+    built_with = {
+        "libnghttp2-14": "libnghttp2-dev",
+        "libssl3": "libssl-dev",
+    }  # a library, and what it is built with
     assert {built_with.get(name, name) for name in packages.split()} <= offered
 
 

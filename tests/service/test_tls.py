@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as tritonclient
 import trustme
 from scripted import ScriptedEngine, affine, model_spec, tensor
-from wire import Wire, infer_request, output, rows
+from waiting import wait_until
+from wire import Wire, done_response, hold, infer_request, output, rows
 
 from service.certificates import Certificates
 from service.config import ServeConfig
 from service.errors import ConfigError
+from service.frontend.grpcio.tls import Changes
 
 WIDTH = 10 << 20
 
@@ -50,12 +55,24 @@ def check(wire: Wire) -> None:
     np.testing.assert_array_equal(output(wire.infer(request)), (2 * rows(1) + 1).reshape(-1, 4))
 
 
+def works(address: str, whose: grpc.ChannelCredentials) -> bool:
+    """Whether a new connection that trusts these can be had."""
+    wire = Wire(address, whose)
+    try:
+        check(wire)
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        return False
+    finally:
+        wire.close()
+    return True
+
+
 def refused(wire: Wire) -> None:
     assert wire.error(infer_request("affine", x=rows(1)))[0] == "UNAVAILABLE"
     wire.close()
 
 
-@pytest.mark.parametrize("frontend", ["grpcio"], indirect=True)
 class TestServing:
     def test_unary_and_stream(self, serve, tmp_path, ca):
         service, _ = serve(affine(), grpc_use_ssl=True, **install(tmp_path, ca))
@@ -99,12 +116,77 @@ class TestServing:
         old, other = Wire(service.address, credentials(ca)), trustme.CA()
         check(old)
         install(tmp_path, other)
+        wait_until(lambda: works(service.address, credentials(other)), "the new certificate")
         new = Wire(service.address, credentials(other))
         check(new)
         check(old)
         refused(Wire("localhost:" + service.address.rpartition(":")[2], credentials(ca)))
         old.close()
         new.close()
+
+    def test_files_that_make_no_sense_are_said_and_those_before_go_on(self, serve, tmp_path, ca, capfd):
+        service, _ = serve(affine(), grpc_use_ssl=True, **install(tmp_path, ca))
+        said = ""
+
+        def is_said() -> bool:
+            nonlocal said
+            assert works(service.address, credentials(ca))
+            said += capfd.readouterr().err
+            return "the one before goes on: --grpc-server-key" in said
+
+        (tmp_path / "key").write_bytes(b"no key")
+        wait_until(is_said, "the refusal")
+        assert works(service.address, credentials(ca))
+
+    def test_a_rotation_under_load_fails_no_call(self, serve, tmp_path, ca):
+        service, _ = serve(affine(), grpc_use_ssl=True, **install(tmp_path, ca))
+        busy, other = Wire(service.address, credentials(ca)), trustme.CA()
+        check(busy)
+        done = threading.Event()
+
+        def load() -> int:
+            count = 0
+            while not done.is_set() or count == 0:
+                check(busy)
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(4) as pool:
+            counts = [pool.submit(load) for _ in range(4)]
+            try:
+                install(tmp_path, other)
+                wait_until(lambda: works(service.address, credentials(other)), "the new certificate")
+            finally:
+                done.set()
+            assert all(count.result() > 0 for count in counts)
+        busy.close()
+
+    def test_a_client_of_an_authority_that_is_not_a_root(self, serve, tmp_path, ca):
+        files = install(tmp_path, ca)
+        between = ca.create_child_ca()
+        (tmp_path / "root").write_bytes(between.cert_pem.bytes())
+        service, _ = serve(affine(), grpc_use_ssl_mutual=True, **files)
+        assert works(service.address, credentials(ca, between))
+
+    def test_tritonclient(self, serve, tmp_path, ca):
+        service, _ = serve(affine(), grpc_use_ssl=True, **install(tmp_path, ca))
+        with tritonclient.InferenceServerClient(
+            service.address, ssl=True, root_certificates=str(tmp_path / "root")
+        ) as client:
+            x = tritonclient.InferInput("x", [1, 4], "FP32")
+            x.set_data_from_numpy(rows(1))
+            assert client.is_server_ready()
+            np.testing.assert_array_equal(client.infer("affine", [x]).as_numpy("y"), 2 * rows(1) + 1)
+
+    def test_a_drain_sends_the_answers_that_are_waited_for(self, serve, tmp_path, ca):
+        engine = affine()
+        service, _ = serve(engine, grpc_use_ssl=True, **install(tmp_path, ca))
+        wire = Wire(service.address, credentials(ca))
+        first = hold(engine, wire, infer_request("affine", x=rows(1)))
+        service.begin_drain()
+        engine.gate.open()
+        np.testing.assert_array_equal(output(done_response(first)), 2 * rows(1) + 1)
+        wire.close()
 
 
 def test_a_change_that_makes_no_sense_is_said_once_and_not_used(tmp_path, ca):
@@ -120,9 +202,19 @@ def test_a_change_that_makes_no_sense_is_said_once_and_not_used(tmp_path, ca):
     assert certificates.newest() != before
 
 
+def test_grpc_is_told_of_changes_alone(tmp_path, ca):
+    paths = tuple(install(tmp_path, ca).values())
+    files = Certificates(*paths, lambda words: None)
+    changes = Changes(files, files.newest())
+    assert changes() is None
+    install(tmp_path, ca)
+    assert isinstance(changes(), grpc.ServerCertificateConfiguration)
+    assert changes() is None
+
+
 def fault_of(**settings) -> str:
     with pytest.raises(ConfigError) as caught:
-        ServeConfig((__file__,), **{"frontend": "grpcio"} | settings).check()
+        ServeConfig((__file__,), **settings).check()
     (fault,) = caught.value.faults
     return fault
 
@@ -144,7 +236,7 @@ def test_what_stands_between_certificates_may_be_in_any_language(tmp_path, ca):
     files = install(tmp_path, ca)
     root = tmp_path / "root"
     root.write_bytes("Főtanúsítvány\n".encode() + root.read_bytes())
-    ServeConfig((__file__,), frontend="grpcio", grpc_use_ssl_mutual=True, **files).check()
+    ServeConfig((__file__,), grpc_use_ssl_mutual=True, **files).check()
 
 
 def test_a_key_of_another_certificate(tmp_path, ca):
@@ -161,8 +253,3 @@ def test_a_file_that_is_not_named(tmp_path, ca, field):
 
 def test_files_without_tls_are_a_mistake(tmp_path, ca):
     assert "--grpc-use-ssl" in fault_of(**install(tmp_path, ca))
-
-
-def test_the_native_front_end_says_that_it_has_none(tmp_path, ca):
-    fault = fault_of(grpc_use_ssl=True, frontend="native", **install(tmp_path, ca))
-    assert "--frontend grpcio" in fault

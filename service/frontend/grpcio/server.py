@@ -18,10 +18,10 @@ from typing import Any
 
 import grpc
 
-from service.certificates import BadCertificate
 from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.errors import Code, StartError
+from service.frontend import tls
 from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import SocketFile, join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
@@ -96,6 +96,8 @@ class GrpcioServer:
         ]
         if config.grpc_infer_response_compression_level != "none":
             limits.append(("grpc.default_compression_level", 1))  # gzip where the client reads it
+        if config.tls:
+            limits.append(("grpc.server_handshake_timeout_ms", round(tls.HANDSHAKE_S * 1000)))
         self._server = grpc.aio.server(options=[*OPTIONS, *limits])
 
     def _handlers(self, rpcs: Rpcs) -> Handlers:
@@ -203,8 +205,6 @@ class GrpcioServer:
         try:
             bound = self._bind(join_address(host, port))
             self._bind_file()
-        except BadCertificate as error:
-            raise StartError(str(error)) from error
         except RuntimeError as error:
             raise StartError(f"cannot listen on {host} port {port}: {error}") from error
         self._register(rpcs)

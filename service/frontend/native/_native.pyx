@@ -32,8 +32,13 @@ cdef extern from "native.h" nogil:
         uint64_t held_bytes
         uint32_t notice_ms
         uint32_t linger_ms
+        uint32_t handshake_ms
         bint triton
         int compression
+    ctypedef struct hr_pem:
+        hr_view cert
+        hr_view key
+        hr_view root
     ctypedef struct hr_header:
         hr_view name
         hr_view value
@@ -59,6 +64,7 @@ cdef extern from "native.h" nogil:
         size_t length
     hr_native *hr_native_new(const hr_native_options *options, hr_error *err) noexcept
     int hr_native_listen(hr_native *n, int fd, hr_error *err) noexcept
+    int hr_native_set_tls(hr_native *n, const hr_pem *pem, hr_error *err) noexcept
     void hr_native_free(hr_native *n) noexcept
     uint32_t hr_native_threads(const hr_native *n) noexcept
     int hr_native_open_lane(hr_native *n, uint32_t thread, int *lane_fd, hr_error *err) noexcept
@@ -181,7 +187,8 @@ cdef class Native:
 
     def __cinit__(self, *, uint32_t threads, uint32_t arena_mb, uint32_t spill_mb, uint32_t slots_per_lane,
                   uint32_t max_calls, uint32_t max_connections, uint64_t max_message_bytes, uint64_t answer_bytes,
-                  uint64_t held_bytes, uint32_t notice_ms, uint32_t linger_ms, bint triton, int compression=0):
+                  uint64_t held_bytes, uint32_t notice_ms, uint32_t linger_ms, uint32_t handshake_ms, bint triton,
+                  int compression=0):
         cdef hr_error err
         cdef hr_native_options options
         memset(&options, 0, sizeof(options))
@@ -189,6 +196,7 @@ cdef class Native:
         options.slots = slots_per_lane
         options.max_calls, options.max_message_bytes = max_calls, max_message_bytes
         options.max_connections = max_connections
+        options.handshake_ms = handshake_ms
         options.answer_bytes, options.held_bytes, options.triton = answer_bytes, held_bytes, triton
         options.compression = compression
         options.notice_ms, options.linger_ms = notice_ms, linger_ms
@@ -221,6 +229,19 @@ cdef class Native:
         self.rpcs.clear()
         with nogil:
             hr_native_free(n)
+
+    def set_tls(self, bytes cert not None, bytes key not None, bytes root not None) -> None:
+        """New connections speak TLS from now on, with these PEM texts; `root` may be empty: clients need no certificate.
+        ValueError: they cannot be used, and nothing has changed."""
+        cdef hr_error err
+        cdef hr_pem pem
+        cdef int failed
+        self.alive()
+        pem.cert, pem.key, pem.root = view(cert), view(key), view(root)
+        with nogil:
+            failed = hr_native_set_tls(self.n, &pem, &err)
+        if failed:
+            raise ValueError(text_of(&err))
 
     def listen(self, int fd) -> None:
         """Accepts connections from a listening socket too, which is taken over."""

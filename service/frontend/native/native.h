@@ -16,6 +16,8 @@
  *   native_connection.c  a socket and its nghttp2 session; the limits on what a peer may do
  *   native_lifetime.c    how long a connection may take, and how it ends
  *   native_output.c      what a connection still has to send
+ *   native_tls.c         TLS between a socket and its session
+ *   native_tls_context.c the certificates, and what TLS is here
  *   native_stream.c      gRPC: headers, messages out, status and trailers
  *   native_http.c        what is no gRPC: answered in HTTP
  *   native_incoming.c    messages in
@@ -64,6 +66,7 @@ typedef struct hr_native_options {
     /* native_lifetime.c: */
     uint32_t notice_ms; /* how long a client may take to hear that its connection ends */
     uint32_t linger_ms; /* and to close its own end */
+    uint32_t handshake_ms; /* how long a TLS handshake may take */
     bool triton; /* whose status codes */
     int compression; /* zlib's level for answers to inference; 0: they go as they are */
 } hr_native_options;
@@ -75,6 +78,15 @@ hr_native *hr_native_new(const hr_native_options *options, hr_error *err);
  * there are connections, and HR_LISTENERS times at most. */
 enum { HR_LISTENERS = 2 };
 int hr_native_listen(hr_native *n, int fd, hr_error *err);
+
+/* What the files of TLS hold, PEM. */
+typedef struct hr_pem {
+    hr_view cert, key;
+    hr_view root; /* of the certificates that clients must show; empty: they need none */
+} hr_pem;
+
+/* New connections speak TLS from now on, with these; those that are there go on as they are. -1: nothing has changed. */
+int hr_native_set_tls(hr_native *n, const hr_pem *pem, hr_error *err);
 
 /* Ends every connection and thread. */
 void hr_native_free(hr_native *n);

@@ -177,7 +177,7 @@ static uint32_t last_word(ssize_t failure) {
 }
 
 /* False: the peer has gone too far. */
-static bool give(hr_connection *c, const uint8_t *data, size_t length) {
+bool hr_connection_give(hr_connection *c, const uint8_t *data, size_t length) {
     ssize_t taken = nghttp2_session_mem_recv(c->session, data, length);
     if (taken < 0) {
         c->leaving = true;
@@ -190,7 +190,7 @@ static bool give(hr_connection *c, const uint8_t *data, size_t length) {
 }
 
 /* Room in the message that this DATA frame continues. */
-static size_t direct_room(const hr_connection *c) {
+size_t hr_connection_direct_room(const hr_connection *c) {
     const hr_stream *s = c->direct;
     if (s == NULL) return 0;
     size_t room = s->in.room - s->in.count;
@@ -209,15 +209,16 @@ static int read_nothing(hr_connection *c) {
  * buffer; in the middle of a frame that would only be more of it, to be copied. */
 static int read_once(hr_connection *c) {
     if (c->going == HR_LINGERS) return read_nothing(c);
-    size_t direct = direct_room(c), side = direct < c->frame_left && direct > 0 ? 0 : HR_READ;
+    if (c->tls) return hr_tls_read(c);
+    size_t direct = hr_connection_direct_room(c), side = direct < c->frame_left && direct > 0 ? 0 : HR_READ;
     struct iovec parts[2] = {{direct ? c->direct->in.data + c->direct->in.count : NULL, direct}, {c->io->buffer, side}};
     ssize_t bytes = readv(c->fd, direct ? parts : parts + 1, direct && side ? 2 : 1);
     if (bytes < 0 && errno == EINTR) return 1;
     if (bytes < 0) return errno == EAGAIN ? 0 : -1;
     if (bytes == 0) return -1;
     size_t first = (size_t)bytes < direct ? (size_t)bytes : direct;
-    if (first > 0 && !give(c, parts[0].iov_base, first)) return 0;
-    if ((size_t)bytes > first && !give(c, c->io->buffer, (size_t)bytes - first)) return 0;
+    if (first > 0 && !hr_connection_give(c, parts[0].iov_base, first)) return 0;
+    if ((size_t)bytes > first && !hr_connection_give(c, c->io->buffer, (size_t)bytes - first)) return 0;
     return (size_t)bytes == direct + side;
 }
 
@@ -265,16 +266,22 @@ static void read_on(hr_connection *c) {
     }
 }
 
+static int flush(hr_connection *c) {
+    int sent = c->tls ? hr_tls_flush(c) : hr_output_flush(c->io, &c->out, c->fd);
+    want_writable(c, sent == 0);
+    return sent;
+}
+
 /* Everything that can be sent now. False: the connection is over. */
 static bool say(hr_connection *c) {
     if (c->going == HR_LINGERS) return !c->broken;
+    if (c->session == NULL) return !c->broken && flush(c) >= 0 && !c->leaving;
     for (;;) {
         read_on(c);
         if (c->broken || collect(c) < 0) return false;
-        if (c->out.pending == 0 && c->wanting == NULL) break;
-        int sent = hr_output_flush(c->io, &c->out, c->fd);
+        if (c->out.pending == 0 && c->sealed == 0 && c->wanting == NULL) break;
+        int sent = flush(c);
         if (sent < 0) return false;
-        want_writable(c, sent == 0);
         if (sent == 0) return !c->leaving;
     }
     if (c->leaving) return false;
@@ -294,7 +301,7 @@ void hr_connections_say(hr_io *io) {
 
 /* ---- its beginning and end ---- */
 
-static int greet(hr_connection *c) {
+int hr_connection_greet(hr_connection *c) {
     nghttp2_settings_entry settings[] = {
         {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, HR_STREAMS}, {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, HR_STREAM_WINDOW},
         {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, HR_FRAME},           {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, HR_HEADER_BYTES},
@@ -321,7 +328,8 @@ void hr_connection_new(hr_io *io, int fd) {
     if (c->older) c->older->newer = c;
     io->connections = c;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* not for a Unix socket */
-    if (greet(c) != 0 || epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+    int begun = io->tls ? hr_tls_begin(c) : hr_connection_greet(c);
+    if (begun != 0 || epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
         hr_connection_close(c);
         return;
     }
@@ -353,6 +361,7 @@ static void part(const hr_connection *c) {
 
 void hr_connection_close(hr_connection *c) {
     hr_io *io = c->io;
+    if (c->tls) hr_tls_end(c);
     if (c->leaving) part(c);
     if (c->dirty) forget_dirty(c);
     c->dirty = true; /* its streams' ends need no wake-up */
@@ -360,6 +369,7 @@ void hr_connection_close(hr_connection *c) {
     while (c->streams) hr_stream_close(c->streams); /* nghttp2_session_del calls nobody */
     hr_output_clear(io, &c->out);
     nghttp2_session_del(c->session);
+    if (c->tls) hr_tls_free(c);
     close(c->fd);
     if (c->newer) c->newer->older = c->older;
     else io->connections = c->older;

@@ -126,7 +126,7 @@ int hr_native_event_fd(const hr_native *n) { return n->event_fd; }
 
 static void unsent(hr_io *io, void *sum) {
     for (hr_connection *c = io->connections; c; c = c->older)
-        *(uint64_t *)sum += c->stream_count + (c->out.pending > 0 || c->going != HR_STAYS);
+        *(uint64_t *)sum += c->stream_count + (c->out.pending + c->sealed > 0 || c->going != HR_STAYS);
 }
 
 uint64_t hr_native_unsent(hr_native *n) {

@@ -11,6 +11,8 @@
  * meet a closed socket the kernel answers with a reset, which throws away what is on its way. So our end is shut, and what comes
  * is dropped until the client has shut its own, for linger_ms at most.
  *
+ * A TLS HANDSHAKE that is not over by its time is the end too.
+ *
  * ITS TIMER is one, for the earliest of what the connection waits for. Times that move on do not move the timer: it goes off
  * early, looks, and is set again. So a request costs none.
  */
@@ -27,15 +29,22 @@ static int64_t in_ms(const hr_connection *c, uint32_t ms) { return c->io->now_ns
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void set_timer(hr_connection *c) {
-    int64_t at = earlier(c->told_by_ns, c->gone_by_ns);
+    int64_t at = earlier(c->shaken_by_ns, earlier(c->told_by_ns, c->gone_by_ns));
     if (c->timer.place && c->timer.at_ns <= at) return;
     if (hr_io_set_timer(c->io, &c->timer, at) < 0) c->broken = true;
 }
 
 void hr_lifetime_begin(hr_connection *c) {
     c->timer.kind = HR_TIMER_CONNECTION;
-    c->told_by_ns = c->gone_by_ns = INT64_MAX;
+    c->told_by_ns = c->gone_by_ns = c->shaken_by_ns = INT64_MAX;
 }
+
+void hr_lifetime_shake(hr_connection *c) {
+    c->shaken_by_ns = in_ms(c, c->io->native->options.handshake_ms);
+    set_timer(c);
+}
+
+void hr_lifetime_shaken(hr_connection *c) { c->shaken_by_ns = INT64_MAX; }
 
 /* ---- going ---- */
 
@@ -75,6 +84,7 @@ bool hr_lifetime_linger(hr_connection *c) {
     c->told_by_ns = INT64_MAX;
     c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, c->io->native->options.linger_ms));
     set_timer(c);
+    if (c->tls) hr_tls_end(c);
     return shutdown(c->fd, SHUT_WR) == 0 && !c->broken;
 }
 
@@ -83,7 +93,7 @@ bool hr_lifetime_linger(hr_connection *c) {
 void hr_lifetime_expire(hr_connection *c) {
     hr_deadlines_remove(&c->io->deadlines, &c->timer);
     if (c->told_by_ns <= c->io->now_ns) tell_last(c);
-    if (c->gone_by_ns > c->io->now_ns) {
+    if (earlier(c->shaken_by_ns, c->gone_by_ns) > c->io->now_ns) {
         set_timer(c);
         return;
     }

@@ -174,6 +174,24 @@ static void rewind_output(hr_output_queue *q) {
     q->byte_room = 0;
 }
 
+size_t hr_output_front(const hr_output_queue *q, uint8_t *room, size_t most, const uint8_t **data) {
+    const hr_piece *piece = &q->pieces[q->first], *end = &q->pieces[q->count];
+    size_t length = 0;
+    *data = piece_data(q, piece);
+    if (piece->length >= most || piece + 1 == end) return piece->length < most ? piece->length : most;
+    for (*data = room; piece < end && length < most; piece++) {
+        size_t n = piece->length < most - length ? piece->length : most - length;
+        memcpy(room + length, piece_data(q, piece), n);
+        length += n;
+    }
+    return length;
+}
+
+void hr_output_sent(hr_io *io, hr_output_queue *q, size_t bytes) {
+    sent(io, q, bytes);
+    if (q->first == q->count) rewind_output(q);
+}
+
 int hr_output_flush(hr_io *io, hr_output_queue *q, int fd) {
     while (q->first < q->count) {
         struct iovec parts[64];

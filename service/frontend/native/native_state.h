@@ -35,13 +35,16 @@ enum {
     HR_IDLE_FRAMES = 100000,        /* frames in a row that carry nothing */
     HR_IDLE_BYTES = 40 << 20,       /* the same; more than a refused message of which the client does not know yet */
     HR_QUEUED_FRAMES = 10 << 10,    /* that a peer brings about and does not read: some for each stream */
-    HR_PATH = 256                   /* of a method */
+    HR_PATH = 256,                  /* of a method */
+    HR_SEALED_READ = 64 << 10,      /* TLS: of one read */
+    HR_SEALED = 128 << 10           /* TLS: bytes from which records are sent */
 };
 
 typedef struct hr_io hr_io;
 typedef struct hr_connection hr_connection;
 typedef struct hr_stream hr_stream;
 typedef struct hr_entry hr_entry;
+typedef struct hr_tls hr_tls;
 
 /* ---- native_output.c: what goes out ---- */
 
@@ -93,6 +96,9 @@ typedef struct hr_output_queue {
 int hr_output_copy(hr_output_queue *q, const uint8_t *data, size_t length);
 int hr_output_refer(hr_output_queue *q, hr_message *m, uint32_t segment, size_t offset, size_t length);
 int hr_output_flush(hr_io *io, hr_output_queue *q, int fd); /* 1: all sent, 0: the socket is full, -1: broken */
+/* The next bytes in one piece, where they lie or put together in `room`: at least one, and `most` if there are as many. */
+size_t hr_output_front(const hr_output_queue *q, uint8_t *room, size_t most, const uint8_t **data);
+void hr_output_sent(hr_io *io, hr_output_queue *q, size_t bytes);
 void hr_output_clear(hr_io *io, hr_output_queue *q);
 
 /* ---- native_stream.c: one call ---- */
@@ -276,7 +282,7 @@ struct hr_connection {
     hr_timer timer; /* first: a timer is its connection */
     hr_io *io;
     int fd;
-    nghttp2_session *session;
+    nghttp2_session *session; /* NULL: a TLS handshake comes first */
     hr_connection *newer, *older; /* of the thread */
     hr_connection *dirty_next;
     bool dirty, broken, writable_wanted;
@@ -287,6 +293,8 @@ struct hr_connection {
     uint32_t waiters;     /* streams whose message waits for memory */
     uint64_t arriving[2]; /* bytes that messages on their way in have: [1] of large ones, which spill */
     hr_output_queue out;
+    hr_tls *tls;   /* NULL: plain */
+    size_t sealed; /* bytes of it that are not sent */
     /* the DATA frame that is being read */
     uint32_t frame_left;
     bool frame_padded;
@@ -297,6 +305,7 @@ struct hr_connection {
     /* native_lifetime.c: times are INT64_MAX while nothing is waited for */
     bool greeted; /* the peer's SETTINGS have come */
     enum hr_going going;
+    int64_t shaken_by_ns; /* when its TLS handshake is over at the latest */
     int64_t told_by_ns; /* HR_NOTICED: when it is HR_TOLD at the latest */
     int64_t gone_by_ns; /* when it is closed, whatever there is still to do */
 };
@@ -308,10 +317,25 @@ void hr_connection_touch(hr_connection *c); /* it has something to say in this w
 void hr_connections_say(hr_io *io);         /* what they have, and end those that are over */
 void hr_connection_drain(hr_connection *c); /* its streams are read no further */
 void hr_connection_close(hr_connection *c);
+/* For native_tls.c: */
+int hr_connection_greet(hr_connection *c);                                      /* the session begins */
+bool hr_connection_give(hr_connection *c, const uint8_t *data, size_t length); /* false: the peer has gone too far */
+size_t hr_connection_direct_room(const hr_connection *c); /* in the message that this DATA frame continues */
+
+/* ---- native_tls.c ---- */
+
+int hr_tls_begin(hr_connection *c);
+int hr_tls_read(hr_connection *c);  /* 1: there may be more, 0: not now, -1: the peer is gone */
+int hr_tls_flush(hr_connection *c); /* as hr_output_flush */
+void hr_tls_end(hr_connection *c);  /* the last words of TLS, before the socket is closed */
+void hr_tls_free(hr_connection *c);
+void hr_tls_free_thread(hr_io *io);
 
 /* ---- native_lifetime.c ---- */
 
 void hr_lifetime_begin(hr_connection *c);
+void hr_lifetime_shake(hr_connection *c);  /* a TLS handshake has begun */
+void hr_lifetime_shaken(hr_connection *c); /* it is over */
 void hr_lifetime_go(hr_connection *c);       /* it is told to go, and closed when its calls are over */
 void hr_lifetime_goaway_sent(hr_connection *c, int32_t last);
 void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload); /* a PING of ours */
@@ -343,6 +367,10 @@ struct hr_io {
     bool draining, stopping;
     uint8_t *buffer; /* HR_READ bytes */
     hr_answer answer;
+    struct ssl_ctx_st *tls; /* NULL: connections are plain */
+    uint8_t *sealed;        /* HR_SEALED_READ bytes: what TLS reads */
+    uint8_t *spare;         /* memory for sealed bytes of any connection */
+    size_t spare_room;
     _Atomic uint32_t connection_count;
     pthread_mutex_t lock; /* guards commands */
     hr_command *first_command, **last_command;

@@ -229,7 +229,8 @@ static int make_io(hr_native *n, uint32_t number, hr_error *err) {
     io->epoll = epoll_create1(EPOLL_CLOEXEC);
     io->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     io->buffer = malloc(HR_READ);
-    if (io->epoll < 0 || io->wake < 0 || io->buffer == NULL || hr_io_watch(io, io->wake, io) < 0 ||
+    io->sealed = malloc(HR_SEALED_READ);
+    if (io->epoll < 0 || io->wake < 0 || io->buffer == NULL || io->sealed == NULL || hr_io_watch(io, io->wake, io) < 0 ||
         hr_io_watch(io, hr_dispatch_eventfd(io->dispatch), io->dispatch) < 0)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "an I/O thread cannot be made: %s", strerror(errno));
     io->now_ns = now_ns();
@@ -287,6 +288,7 @@ static void free_io(hr_io *io) {
     hr_dispatch_free(io->dispatch);
     free(io->deadlines.heap);
     free(io->buffer);
+    hr_tls_free_thread(io);
     if (io->epoll >= 0) close(io->epoll);
     if (io->wake >= 0) close(io->wake);
     pthread_mutex_destroy(&io->lock);

@@ -15,10 +15,12 @@ import grpc
 
 from service.config import COMPRESSION_LEVELS, ServeConfig
 from service.errors import Code, StartError
+from service.frontend import tls
 from service.frontend.addresses import SocketFile, why_not_bound
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
 from service.frontend.grpcio.unary import control
 from service.frontend.native._native import Native
+from service.frontend.native.certificates import Watch
 from service.frontend.native.methods import Handler, Methods
 from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
@@ -49,12 +51,15 @@ class NativeServer:
             held_bytes=(config.output_arena_mb << 20) // HELD_SHARE // config.io_threads,
             notice_ms=round(NOTICE_S * 1000),
             linger_ms=round(LINGER_S * 1000),
+            handshake_ms=round(tls.HANDSHAKE_S * 1000),
             triton=config.status_codes == "triton",
             compression=ZLIB_LEVELS[config.grpc_infer_response_compression_level],
         )
         self.methods = Methods(self._native)
         self._socket_file = SocketFile(config.grpc_unix_socket)
         self._closed = False
+        self._config = config
+        self._watch: Watch | None = None
 
     async def start(self, rpcs: Rpcs, host: str, port: int) -> int:
         if why := why_not_bound(host, port, "--grpc-port"):
@@ -63,6 +68,8 @@ class NativeServer:
             listener = listen(host, port)
         except OSError as error:
             raise StartError(f"cannot listen on {host} port {port}: {error}") from error
+        if self._config.tls:
+            self._watch = Watch(self._native, tls.server_certificates(self._config))
         self.methods.add(handlers(rpcs, self._health))
         if self._socket_file.path:
             self._native.listen(listen_at(self._socket_file).detach())
@@ -122,6 +129,8 @@ class NativeServer:
         return unfinished
 
     async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         self._health.close()
         self._native.go()
         self._socket_file.remove()
