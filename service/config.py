@@ -29,6 +29,7 @@ MAX_ARENA_MB = 1 << 20
 MAX_MESSAGE_BYTES = 2**31 - 1  # no protobuf library reads more
 MAX_CALLS = 1 << 20
 SOCKET_PATH_BYTES = 107  # of a Unix-domain socket on Linux, without the zero behind it
+NEVER_MS = 2**31 - 1  # gRPC's word for it
 FRONTENDS = ("native", "grpcio")
 COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 STATUS_CODES = ("headrace", "triton")
@@ -57,7 +58,8 @@ class ServeConfig:
         or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
         there is. grpc_unix_socket: the file of a Unix-domain socket to listen on too; empty: none.
         grpc_infer_response_compression_level: how hard answers to inference are compressed for clients that
-        read gzip (COMPRESSION_LEVELS).
+        read gzip (COMPRESSION_LEVELS). grpc_keepalive_* and what follows: of connections, as in Triton (see
+        README), with its unit, milliseconds; NEVER_MS, and 0 of an age or grace, are none.
         grpc_use_ssl, grpc_use_ssl_mutual: TLS, and certificates of clients too; the three after them are PEM
         files (see `root_cert`). ready_fd: a descriptor that gets one line of JSON when the service is ready,
         then is closed.
@@ -86,6 +88,14 @@ class ServeConfig:
     grpc_unix_socket: str = ""
     grpc_infer_response_compression_level: str = "none"
     io_threads: int = 1
+    grpc_keepalive_time_ms: int = 7_200_000
+    grpc_keepalive_timeout_ms: int = 20_000
+    grpc_keepalive_permit_without_calls: bool = True
+    grpc_http2_max_pings_without_data: int = 2
+    grpc_http2_min_recv_ping_interval_without_data_ms: int = 5000
+    grpc_http2_max_ping_strikes: int = 0
+    grpc_max_connection_age_ms: int = 0
+    grpc_max_connection_age_grace_ms: int = 0
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False
     grpc_server_cert: str = ""
@@ -116,6 +126,18 @@ class ServeConfig:
             ("answer-mb", self.answer_mb, 1, MAX_ARENA_MB),
             ("io-threads", self.io_threads, 1, 64),
             ("max-message-bytes", self.max_message_bytes, 1024, MAX_MESSAGE_BYTES),
+            ("grpc-keepalive-time", self.grpc_keepalive_time_ms, 1, NEVER_MS),
+            ("grpc-keepalive-timeout", self.grpc_keepalive_timeout_ms, 1, NEVER_MS),
+            ("grpc-http2-max-pings-without-data", self.grpc_http2_max_pings_without_data, 0, NEVER_MS),
+            (
+                "grpc-http2-min-recv-ping-interval-without-data",
+                self.grpc_http2_min_recv_ping_interval_without_data_ms,
+                0,
+                NEVER_MS,
+            ),
+            ("grpc-http2-max-ping-strikes", self.grpc_http2_max_ping_strikes, 0, NEVER_MS),
+            ("grpc-max-connection-age", self.grpc_max_connection_age_ms, 0, NEVER_MS),
+            ("grpc-max-connection-age-grace", self.grpc_max_connection_age_grace_ms, 0, NEVER_MS),
         ]
         return [
             f"--{flag} must be between {low} and {high}, got {value}"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli import connections
 from service.cli.common import examples
 
 EPILOG = examples(
@@ -142,6 +143,14 @@ def serve(
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
     ] = 30.0,
     grpc_use_ssl: Annotated[bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port.")] = False,
+    grpc_keepalive_time: connections.KeepaliveTime = 7_200_000,
+    grpc_keepalive_timeout: connections.KeepaliveTimeout = 20_000,
+    grpc_keepalive_permit_without_calls: connections.KeepalivePermitWithoutCalls = 1,
+    grpc_http2_max_pings_without_data: connections.MaxPingsWithoutData = 2,
+    grpc_http2_min_recv_ping_interval_without_data: connections.MinRecvPingIntervalWithoutData = 5000,
+    grpc_http2_max_ping_strikes: connections.MaxPingStrikes = 0,
+    grpc_max_connection_age: connections.MaxConnectionAge = 0,
+    grpc_max_connection_age_grace: connections.MaxConnectionAgeGrace = 0,
     grpc_use_ssl_mutual: Annotated[
         bool,
         typer.Option(
@@ -205,6 +214,14 @@ def serve(
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
         io_threads=io_threads,
+        grpc_keepalive_time_ms=grpc_keepalive_time,
+        grpc_keepalive_timeout_ms=grpc_keepalive_timeout,
+        grpc_keepalive_permit_without_calls=bool(grpc_keepalive_permit_without_calls),
+        grpc_http2_max_pings_without_data=grpc_http2_max_pings_without_data,
+        grpc_http2_min_recv_ping_interval_without_data_ms=grpc_http2_min_recv_ping_interval_without_data,
+        grpc_http2_max_ping_strikes=grpc_http2_max_ping_strikes,
+        grpc_max_connection_age_ms=grpc_max_connection_age,
+        grpc_max_connection_age_grace_ms=grpc_max_connection_age_grace,
         grpc_use_ssl=grpc_use_ssl,
         grpc_use_ssl_mutual=grpc_use_ssl_mutual,
         grpc_server_cert=grpc_server_cert,

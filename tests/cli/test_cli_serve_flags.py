@@ -49,6 +49,14 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--status-codes": "triton",
         "--grpc-unix-socket": "h.sock",
         "--grpc-infer-response-compression-level": "medium",
+        "--grpc-keepalive-time": 15,
+        "--grpc-keepalive-timeout": 16,
+        "--grpc-keepalive-permit-without-calls": "false",
+        "--grpc-http2-max-pings-without-data": 17,
+        "--grpc-http2-min-recv-ping-interval-without-data": 18,
+        "--grpc-http2-max-ping-strikes": 19,
+        "--grpc-max-connection-age": 20,
+        "--grpc-max-connection-age-grace": 21,
         "--model-control-mode": "explicit",
         "--load-model": "a",
         "--drain-timeout": 9.5,
@@ -76,11 +84,33 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         status_codes="triton",
         grpc_unix_socket="h.sock",
         grpc_infer_response_compression_level="medium",
+        grpc_keepalive_time_ms=15,
+        grpc_keepalive_timeout_ms=16,
+        grpc_keepalive_permit_without_calls=False,
+        grpc_http2_max_pings_without_data=17,
+        grpc_http2_min_recv_ping_interval_without_data_ms=18,
+        grpc_http2_max_ping_strikes=19,
+        grpc_max_connection_age_ms=20,
+        grpc_max_connection_age_grace_ms=21,
         model_control_mode="explicit",
         load_models=("a",),
         drain_timeout_s=9.5,
         ready_fd=10,
     )
+
+
+@pytest.mark.parametrize(("word", "value"), [("0", False), ("true", True), ("False", False), ("1", True)])
+def test_a_truth_is_read_as_triton_reads_it(
+    run: Run, started: list[ServeConfig], word: str, value: bool
+) -> None:
+    assert run("serve", "model.onnx", f"--grpc-keepalive-permit-without-calls={word}").exit_code == 0
+    assert started[0].grpc_keepalive_permit_without_calls is value
+
+
+def test_what_is_no_truth_is_said(run: Run) -> None:
+    result = run("serve", "model.onnx", "--grpc-keepalive-permit-without-calls", "maybe")
+    assert result.exit_code == 2
+    assert "maybe" in result.stderr
 
 
 def test_the_services_exit_code_is_the_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from scripted import ScriptedEngine, affine, model_spec, tensor
 from waiting import LIMIT_S, wait_until
 from wire import SERVICE, infer_request, rows
 
-from service.frontend.native import server
+from service.frontend.native import lifetime
 
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
 
@@ -108,7 +108,7 @@ def test_the_connection_goes_when_its_last_call_is_over(serve):
 
 
 def test_a_client_that_does_not_acknowledge_is_told_all_the_same(serve, monkeypatch):
-    monkeypatch.setattr(server, "NOTICE_S", SHORT_S)
+    monkeypatch.setattr(lifetime, "NOTICE_S", SHORT_S)
     service, _ = serve(affine())
     client = greeted(service.grpc_port)
     service.frontend.server.lanes.go()
@@ -157,7 +157,7 @@ def has_ended(port: int) -> bool:
 
 def test_an_answer_on_its_way_arrives_whole_when_the_connection_goes(serve, monkeypatch):
     """All of it is the kernel's, and the connection ended, before its client reads a byte."""
-    monkeypatch.setattr(server, "NOTICE_S", SHORT_S)
+    monkeypatch.setattr(lifetime, "NOTICE_S", SHORT_S)
     engine = wide(MB // 2)
     service, _ = serve(engine)
     client = Http2(service.grpc_port)

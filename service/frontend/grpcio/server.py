@@ -26,6 +26,7 @@ from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import SocketFile, join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
 from service.frontend.grpcio.calls import Calls
+from service.frontend.grpcio.lifetime import lifetime
 from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflection
 from service.frontend.grpcio.status import Context, set_shutting_down, set_status
 from service.frontend.grpcio.stream import Stream
@@ -39,10 +40,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", INT32_MAX),
     # Without this two servers may bind one port, and the second would never know.
     ("grpc.so_reuseport", 0),
-    # Clients may ping every few seconds, with or without calls; by default gRPC hangs up on them.
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
-    ("grpc.http2.max_ping_strikes", 0),
     # What is too much is refused by the queue, with a reason and a time to come back. By default gRPC drops
     # calls at random once 1,000 wait for this loop, and tells their clients CANCELLED.
     ("grpc.server.max_pending_requests", INT32_MAX),
@@ -98,7 +95,7 @@ class GrpcioServer:
             limits.append(("grpc.default_compression_level", 1))  # gzip where the client reads it
         if config.tls:
             limits.append(("grpc.server_handshake_timeout_ms", round(tls.HANDSHAKE_S * 1000)))
-        self._server = grpc.aio.server(options=[*OPTIONS, *limits])
+        self._server = grpc.aio.server(options=[*OPTIONS, *limits, *lifetime(config)])
 
     def _handlers(self, rpcs: Rpcs) -> Handlers:
         handlers: Handlers = {

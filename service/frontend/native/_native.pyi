@@ -1,6 +1,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from service.frontend.native.lifetime import Lifetime
 from service.models.spec import ModelSpec
 
 STARTED: int
@@ -46,8 +47,7 @@ class Native:
         max_message_bytes: int,
         answer_bytes: int,
         held_bytes: int,
-        notice_ms: int,
-        linger_ms: int,
+        lifetime: Lifetime,
         handshake_ms: int,
         triton: bool,
         compression: int = 0,

@@ -20,6 +20,16 @@ cdef extern from "native.h" nogil:
         pass
     ctypedef struct hr_rpc:
         pass
+    ctypedef struct hr_lifetime:
+        uint32_t keepalive_ms
+        uint32_t keepalive_timeout_ms
+        bint keepalive_without_calls
+        uint32_t ping_interval_ms
+        uint32_t ping_strikes
+        uint32_t max_age_ms
+        uint32_t max_age_grace_ms
+        uint32_t notice_ms
+        uint32_t linger_ms
     ctypedef struct hr_native_options:
         uint32_t threads
         uint32_t arena_mb
@@ -30,8 +40,7 @@ cdef extern from "native.h" nogil:
         uint64_t max_message_bytes
         uint64_t answer_bytes
         uint64_t held_bytes
-        uint32_t notice_ms
-        uint32_t linger_ms
+        hr_lifetime lifetime
         uint32_t handshake_ms
         bint triton
         int compression
@@ -114,6 +123,13 @@ cdef hr_view view(bytes data):
     return hr_view(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>len(data))
 
 
+cdef hr_lifetime lifetime_of(times) except *:
+    return hr_lifetime(
+        times.keepalive_ms, times.keepalive_timeout_ms, times.keepalive_without_calls, times.ping_interval_ms,
+        times.ping_strikes, times.max_age_ms, times.max_age_grace_ms, times.notice_ms, times.linger_ms,
+    )
+
+
 @cython.no_gc_clear  # its end needs `native`
 cdef class Rpc:
     """One call that Python answers. What is said to a call that has ended is dropped without a word."""
@@ -187,8 +203,7 @@ cdef class Native:
 
     def __cinit__(self, *, uint32_t threads, uint32_t arena_mb, uint32_t spill_mb, uint32_t slots_per_lane,
                   uint32_t max_calls, uint32_t max_connections, uint64_t max_message_bytes, uint64_t answer_bytes,
-                  uint64_t held_bytes, uint32_t notice_ms, uint32_t linger_ms, uint32_t handshake_ms, bint triton,
-                  int compression=0):
+                  uint64_t held_bytes, lifetime, uint32_t handshake_ms, bint triton, int compression=0):
         cdef hr_error err
         cdef hr_native_options options
         memset(&options, 0, sizeof(options))
@@ -199,7 +214,7 @@ cdef class Native:
         options.handshake_ms = handshake_ms
         options.answer_bytes, options.held_bytes, options.triton = answer_bytes, held_bytes, triton
         options.compression = compression
-        options.notice_ms, options.linger_ms = notice_ms, linger_ms
+        options.lifetime = lifetime_of(lifetime)
         if threads < 1:
             raise ValueError(f"expected at least 1 I/O thread, got {threads}")
         self.generation = _c.fq_generation

@@ -53,6 +53,19 @@
 typedef struct hr_native hr_native;
 typedef struct hr_rpc hr_rpc;
 
+/* The times of a connection, in ms, and what it may do with them: native_lifetime.c. */
+typedef struct hr_lifetime {
+    uint32_t keepalive_ms;        /* without a word from the client until it gets a PING; 0: it gets none */
+    uint32_t keepalive_timeout_ms; /* without a word after that until it is hung up on */
+    bool keepalive_without_calls;
+    uint32_t ping_interval_ms; /* between PINGs of a client that are welcome while nothing of a call goes either way */
+    uint32_t ping_strikes;     /* of those that are not, how many are let go by; 0: all */
+    uint32_t max_age_ms;       /* until it is told to go; 0: it may stay */
+    uint32_t max_age_grace_ms; /* and then until it is closed, whatever it does; 0: its calls may finish */
+    uint32_t notice_ms;        /* how long a client may take to hear that its connection ends */
+    uint32_t linger_ms;        /* and to close its own end */
+} hr_lifetime;
+
 typedef struct hr_native_options {
     uint32_t threads;  /* at least 1 */
     uint32_t arena_mb; /* of each thread's input arena */
@@ -63,10 +76,8 @@ typedef struct hr_native_options {
     uint64_t max_message_bytes;
     uint64_t answer_bytes;
     uint64_t held_bytes; /* of answers that may lie in the worker's output arena, of one thread */
-    /* native_lifetime.c: */
-    uint32_t notice_ms; /* how long a client may take to hear that its connection ends */
-    uint32_t linger_ms; /* and to close its own end */
     uint32_t handshake_ms; /* how long a TLS handshake may take */
+    hr_lifetime lifetime;
     bool triton; /* whose status codes */
     int compression; /* zlib's level for answers to inference; 0: they go as they are */
 } hr_native_options;

@@ -56,9 +56,12 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
 }
 
 static int on_ping(hr_connection *c, const nghttp2_frame *frame) {
-    if (!(frame->hd.flags & NGHTTP2_FLAG_ACK)) return ++c->pings > HR_PINGS ? calm_down(c) : 0;
-    hr_lifetime_acknowledged(c, frame->ping.opaque_data);
-    return ++c->idle_frames > HR_IDLE_FRAMES ? calm_down(c) : 0;
+    if (frame->hd.flags & NGHTTP2_FLAG_ACK) {
+        hr_lifetime_acknowledged(c, frame->ping.opaque_data);
+        return ++c->idle_frames > HR_IDLE_FRAMES ? calm_down(c) : 0;
+    }
+    if (!hr_lifetime_pinged(c) || ++c->pings > HR_PINGS) hr_lifetime_too_many_pings(c);
+    return 0;
 }
 
 static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *user) {
@@ -183,6 +186,7 @@ bool hr_connection_give(hr_connection *c, const uint8_t *data, size_t length) {
         c->leaving = true;
         nghttp2_session_terminate_session(c->session, last_word(taken));
     }
+    hr_lifetime_heard(c);
     c->idle_bytes += (uint32_t)length;
     if (c->idle_bytes > HR_IDLE_BYTES && !c->leaving) calm_down(c);
     if (nghttp2_session_get_outbound_queue_size(c->session) > HR_QUEUED_FRAMES) c->leaving = true;

@@ -1,4 +1,11 @@
-/* How a connection ends.
+/* How long a connection lives, and how it ends.
+ *
+ * KEEPALIVE. A client that has said nothing for keepalive_ms gets a PING, and is hung up on when it says nothing, be it an
+ * acknowledgement or anything else, for keepalive_timeout_ms more. Its own PINGs are counted while nothing of a call goes
+ * either way: those that come too soon are strikes, as in gRPC, and too many of them end the connection.
+ *
+ * AGE. A connection that has max_age_ms, a tenth more or less so that clients which came together do not come back together,
+ * is told to go, and has max_age_grace_ms to finish its calls.
  *
  * GOING takes two GOAWAYs. A client that is told at once which of its calls was the last one may have sent more by then, and
  * those would fail for nothing. So it is told first that it shall start no more (a GOAWAY that takes every call), and then
@@ -22,21 +29,72 @@
 
 enum { NOTICE = (1u << 31) - 1 }; /* the last stream that there can be */
 
-static const uint8_t HEARD[8] = {'g', 'o', 'i', 'n', 'g', '?'};
+#define MS 1000000ll
+#define WITHOUT_CALLS_NS (2 * 3600 * 1000 * MS) /* between PINGs where a client without calls is to send none, as in gRPC */
 
-static int64_t in_ms(const hr_connection *c, uint32_t ms) { return c->io->now_ns + ms * 1000000ll; }
+static const uint8_t HEARD[8] = "heard?", ALIVE[8] = "alive?";
+static const char TOO_MANY[] = "too_many_pings"; /* gRPC's clients know it, and ping half as often from then on */
+
+static const hr_lifetime *times_of(const hr_connection *c) { return &c->io->native->options.lifetime; }
+
+static int64_t in_ms(const hr_connection *c, uint32_t ms) { return c->io->now_ns + ms * MS; }
 
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* When a client that says nothing is asked to, or is taken to be gone. */
+static int64_t silent_at(const hr_connection *c) {
+    const hr_lifetime *times = times_of(c);
+    if (times->keepalive_ms == 0) return INT64_MAX;
+    return c->heard_ns + (c->asked ? times->keepalive_timeout_ms : times->keepalive_ms) * MS;
+}
+
 static void set_timer(hr_connection *c) {
-    int64_t at = earlier(c->shaken_by_ns, earlier(c->told_by_ns, c->gone_by_ns));
+    int64_t first = earlier(earlier(c->shaken_by_ns, c->go_at_ns), silent_at(c));
+    int64_t at = earlier(first, earlier(c->told_by_ns, c->gone_by_ns));
     if (c->timer.place && c->timer.at_ns <= at) return;
-    if (hr_io_set_timer(c->io, &c->timer, at) < 0) c->broken = true;
+    if (hr_io_set_timer(c->io, &c->timer, at) == 0) return;
+    c->broken = true;
+    hr_connection_touch(c);
+}
+
+/* When it is old: max_age_ms from now, and up to a tenth more or less. */
+static int64_t old_at(const hr_connection *c) {
+    uint64_t age = times_of(c)->max_age_ms, spread = age / 5;
+    uint64_t chance = ((uint64_t)c->io->now_ns + (uint64_t)c->fd) * 0x9e3779b97f4a7c15u >> 32;
+    if (age == 0) return INT64_MAX;
+    return c->io->now_ns + (int64_t)(age - spread / 2 + (chance * spread >> 32)) * MS;
 }
 
 void hr_lifetime_begin(hr_connection *c) {
     c->timer.kind = HR_TIMER_CONNECTION;
     c->told_by_ns = c->gone_by_ns = c->shaken_by_ns = INT64_MAX;
+    c->go_at_ns = old_at(c);
+    hr_lifetime_heard(c);
+    set_timer(c);
+}
+
+void hr_lifetime_answered(hr_connection *c) {
+    c->asked = false;
+    set_timer(c);
+}
+
+/* ---- PINGs of the client ---- */
+
+bool hr_lifetime_pinged(hr_connection *c) {
+    const hr_lifetime *times = times_of(c);
+    bool first = c->pings == 0; /* since something of a call came or went */
+    int64_t apart = c->io->now_ns - c->ping_ns;
+    int64_t interval = times->keepalive_without_calls || c->stream_count ? times->ping_interval_ms * MS : WITHOUT_CALLS_NS;
+    c->ping_ns = c->io->now_ns;
+    if (first) c->strikes = 0;
+    else if (apart < interval) c->strikes++;
+    return times->ping_strikes == 0 || c->strikes <= times->ping_strikes;
+}
+
+void hr_lifetime_too_many_pings(hr_connection *c) {
+    c->leaving = true;
+    nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(c->session),
+                          NGHTTP2_ENHANCE_YOUR_CALM, (const uint8_t *)TOO_MANY, sizeof TOO_MANY - 1);
 }
 
 void hr_lifetime_shake(hr_connection *c) {
@@ -57,7 +115,7 @@ void hr_lifetime_go(hr_connection *c) {
     }
     c->going = HR_NOTICED;
     nghttp2_submit_shutdown_notice(c->session);
-    c->told_by_ns = in_ms(c, c->io->native->options.notice_ms);
+    c->told_by_ns = in_ms(c, times_of(c)->notice_ms);
     set_timer(c);
 }
 
@@ -82,7 +140,7 @@ bool hr_lifetime_linger(hr_connection *c) {
     if (c->stream_count > 0) return false; /* the session is broken off */
     c->going = HR_LINGERS;
     c->told_by_ns = INT64_MAX;
-    c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, c->io->native->options.linger_ms));
+    c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, times_of(c)->linger_ms));
     set_timer(c);
     if (c->tls) hr_tls_end(c);
     return shutdown(c->fd, SHUT_WR) == 0 && !c->broken;
@@ -90,10 +148,31 @@ bool hr_lifetime_linger(hr_connection *c) {
 
 /* ---- time passes ---- */
 
+static void grow_old(hr_connection *c) {
+    uint32_t grace = times_of(c)->max_age_grace_ms;
+    c->go_at_ns = INT64_MAX;
+    if (grace) c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, grace));
+    hr_lifetime_go(c);
+}
+
+/* False: it was asked, and has not answered. */
+static bool ask(hr_connection *c) {
+    if (c->asked) return false;
+    c->heard_ns = c->io->now_ns; /* for as long nothing is asked again */
+    if (!c->greeted || c->going == HR_LINGERS) return true;
+    if (c->stream_count == 0 && !times_of(c)->keepalive_without_calls) return true;
+    c->asked = true;
+    nghttp2_submit_ping(c->session, NGHTTP2_FLAG_NONE, ALIVE);
+    hr_connection_touch(c);
+    return true;
+}
+
 void hr_lifetime_expire(hr_connection *c) {
+    int64_t now = c->io->now_ns;
     hr_deadlines_remove(&c->io->deadlines, &c->timer);
-    if (c->told_by_ns <= c->io->now_ns) tell_last(c);
-    if (earlier(c->shaken_by_ns, c->gone_by_ns) > c->io->now_ns) {
+    if (c->go_at_ns <= now) grow_old(c);
+    if (c->told_by_ns <= now) tell_last(c);
+    if (earlier(c->shaken_by_ns, c->gone_by_ns) > now && (silent_at(c) > now || ask(c))) {
         set_timer(c);
         return;
     }

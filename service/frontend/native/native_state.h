@@ -304,8 +304,13 @@ struct hr_connection {
     bool leaving; /* it did: a GOAWAY, if there is room for it, and no more */
     /* native_lifetime.c: times are INT64_MAX while nothing is waited for */
     bool greeted; /* the peer's SETTINGS have come */
+    bool asked;   /* it got a PING, and has not said anything since */
+    uint32_t strikes;
+    int64_t ping_ns;  /* of the client's latest PING */
+    int64_t heard_ns; /* when it said something last, or was asked to */
     enum hr_going going;
     int64_t shaken_by_ns; /* when its TLS handshake is over at the latest */
+    int64_t go_at_ns;   /* when it is old */
     int64_t told_by_ns; /* HR_NOTICED: when it is HR_TOLD at the latest */
     int64_t gone_by_ns; /* when it is closed, whatever there is still to do */
 };
@@ -336,6 +341,10 @@ void hr_tls_free_thread(hr_io *io);
 void hr_lifetime_begin(hr_connection *c);
 void hr_lifetime_shake(hr_connection *c);  /* a TLS handshake has begun */
 void hr_lifetime_shaken(hr_connection *c); /* it is over */
+static inline void hr_lifetime_heard(hr_connection *c); /* the client has said something, whatever it is */
+void hr_lifetime_answered(hr_connection *c);
+bool hr_lifetime_pinged(hr_connection *c);   /* by the client: false when that is too many */
+void hr_lifetime_too_many_pings(hr_connection *c);
 void hr_lifetime_go(hr_connection *c);       /* it is told to go, and closed when its calls are over */
 void hr_lifetime_goaway_sent(hr_connection *c, int32_t last);
 void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload); /* a PING of ours */
@@ -397,5 +406,10 @@ int hr_io_watch(hr_io *io, int fd, void *who);
 int hr_io_set_timer(hr_io *io, hr_timer *timer, int64_t at_ns); /* INT64_MAX: it is stopped. -1: no memory */
 void hr_native_stop_listening(hr_native *n); /* on the first thread, or when none runs */
 void hr_count(_Atomic uint64_t *counter, int64_t by);
+
+static inline void hr_lifetime_heard(hr_connection *c) {
+    c->heard_ns = c->io->now_ns;
+    if (c->asked) hr_lifetime_answered(c);
+}
 
 #endif

@@ -21,6 +21,7 @@ from service.frontend.grpcio.standard import HEALTH, REFLECTIONS, Health, Reflec
 from service.frontend.grpcio.unary import control
 from service.frontend.native._native import Native
 from service.frontend.native.certificates import Watch
+from service.frontend.native.lifetime import lifetime
 from service.frontend.native.methods import Handler, Methods
 from service.frontend.rpcs import CONTROL, NOT_BUILT, SERVICE, UNARY, Rpcs
 from service.frontend.state import SHUTTING_DOWN_REASON, State
@@ -29,8 +30,6 @@ BACKLOG = 1024
 ZLIB_LEVELS = dict(zip(COMPRESSION_LEVELS, (0, 1, 6, 9), strict=True))
 HELD_SHARE = 8  # of an output arena: what answers that clients have not read yet may have of it
 LOOK_S = 0.01  # how often a server that drains looks whether it is done
-NOTICE_S = 1.0  # how long a client may take to hear that its connection ends
-LINGER_S = 10.0  # and then to close its own end
 LAST_WORDS_S = 2.0  # what is answered may still be on its way to a client that reads
 
 
@@ -49,8 +48,7 @@ class NativeServer:
             max_message_bytes=config.max_message_bytes,
             answer_bytes=config.answer_mb << 20,
             held_bytes=(config.output_arena_mb << 20) // HELD_SHARE // config.io_threads,
-            notice_ms=round(NOTICE_S * 1000),
-            linger_ms=round(LINGER_S * 1000),
+            lifetime=lifetime(config),
             handshake_ms=round(tls.HANDSHAKE_S * 1000),
             triton=config.status_codes == "triton",
             compression=ZLIB_LEVELS[config.grpc_infer_response_compression_level],
