@@ -165,6 +165,18 @@ def test_h2_is_chosen_among_others(secure, ca):
     wire.close()
 
 
+def test_a_unix_domain_socket_speaks_tls_too(secure, ca, tmp_path):
+    path = str(tmp_path / "s")
+    _, wire = secure(affine(), grpc_unix_socket=path)
+    bare = socket.socket(socket.AF_UNIX)
+    bare.settimeout(LIMIT_S)
+    bare.connect(path)
+    client = context(ca, "h2").wrap_socket(bare, server_hostname="localhost")
+    assert client.selected_alpn_protocol() == "h2"
+    client.close()
+    wire.close()
+
+
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 def test_tls_1_1_is_refused_and_1_2_is_not(secure, ca):
     service, wire = secure(affine())
@@ -258,6 +270,12 @@ def test_records_may_come_a_byte_at_a_time(secure, ca):
     wire.close()
 
 
+def open_windows(client: Http2) -> None:
+    """The server may send as much as the sockets take."""
+    client.send(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**30))
+    client.send(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
+
+
 def payloads(client: Http2, streams: int) -> Iterator[tuple[int, bytes]]:
     """What comes of so many calls, until all have ended."""
     for kind, flags, stream, payload in client.frames():
@@ -279,8 +297,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_gets_it_all_later(secur
     sizes = {"arena_mb": 16, "output_arena_mb": 32, "answer_mb": 256}
     service, wire = secure(affine(), large(), **sizes)
     client = Http2(service.grpc_port, context(ca, "h2"))
-    client.send(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**30))
-    client.send(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
+    open_windows(client)
     numbers = range(8)  # 32 MB, more than sockets hold
     for number in numbers:
         request = infer_request("large", n=np.array([[number]], np.uint8))

@@ -93,6 +93,7 @@ cdef extern from "native.h" nogil:
     uint64_t hr_native_refused_draining(const hr_native *n) noexcept
     uint64_t hr_native_outstanding(hr_native *n) noexcept
     uint64_t hr_native_arena_used(hr_native *n) noexcept
+    uint64_t hr_native_answer_bytes(const hr_native *n) noexcept
     int hr_native_check(hr_native *n) noexcept
     int hr_native_event_fd(const hr_native *n) noexcept
     hr_event *hr_native_next_event(hr_native *n) noexcept
@@ -405,6 +406,12 @@ cdef class Native:
         with nogil:
             count = hr_native_arena_used(self.n)
         return count
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of answers that clients have not read, and of what TLS has made of them."""
+        self.alive()
+        return hr_native_answer_bytes(self.n)
 
     def check(self) -> int:
         """The number of a broken invariant of dispatch.h, 0 when all hold."""

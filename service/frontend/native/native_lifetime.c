@@ -73,6 +73,13 @@ void hr_lifetime_begin(hr_connection *c) {
     set_timer(c);
 }
 
+void hr_lifetime_shake(hr_connection *c) {
+    c->shaken_by_ns = in_ms(c, c->io->native->options.handshake_ms);
+    set_timer(c);
+}
+
+void hr_lifetime_shaken(hr_connection *c) { c->shaken_by_ns = INT64_MAX; }
+
 void hr_lifetime_answered(hr_connection *c) {
     c->asked = false;
     set_timer(c);
@@ -96,13 +103,6 @@ void hr_lifetime_too_many_pings(hr_connection *c) {
     nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(c->session),
                           NGHTTP2_ENHANCE_YOUR_CALM, (const uint8_t *)TOO_MANY, sizeof TOO_MANY - 1);
 }
-
-void hr_lifetime_shake(hr_connection *c) {
-    c->shaken_by_ns = in_ms(c, c->io->native->options.handshake_ms);
-    set_timer(c);
-}
-
-void hr_lifetime_shaken(hr_connection *c) { c->shaken_by_ns = INT64_MAX; }
 
 /* ---- going ---- */
 

@@ -11,8 +11,9 @@
  * HANDSHAKES are timed (native_lifetime.c). Until one is over a connection has no session, and sends nothing but what the
  * handshake itself says. Its signature is made by the I/O thread, which serves nobody else for that millisecond.
  *
- * LIMITS. OpenSSL bounds the messages of a handshake and empty records. Bytes of records that bring nothing (padding,
- * new keys) count as idle ones (native_connection.c), and so does a peer go who has us answer such and reads no answer.
+ * LIMITS. OpenSSL bounds the messages of a handshake and empty records. Of records that bring nothing (padding, new keys)
+ * the bytes count as idle ones (native_connection.c), and each message of TLS itself as MESSAGE_FRAMES idle frames: a peer
+ * that asks for new keys again and again is gone. What a peer does not read is bounded too (make_room).
  */
 #include <errno.h>
 #include <openssl/err.h>
@@ -20,6 +21,8 @@
 #include <sys/socket.h>
 
 #include "native_state.h"
+
+enum { MESSAGE_FRAMES = 10 }; /* new keys cost about as much as so many frames */
 
 struct hr_tls {
     hr_connection *connection;
@@ -99,6 +102,13 @@ static void make_method(void) {
 
 /* ---- handshakes ---- */
 
+/* TLS has said something itself, either way: after the handshake that is new keys and alerts. */
+static void on_message(int sent, int version, int type, const void *data, size_t length, SSL *ssl, void *argument) {
+    hr_connection *c = ((hr_tls *)argument)->connection;
+    (void)sent, (void)version, (void)data, (void)length, (void)ssl;
+    if (c->session && (type == SSL3_RT_HANDSHAKE || type == SSL3_RT_ALERT)) c->idle_frames += MESSAGE_FRAMES;
+}
+
 int hr_tls_begin(hr_connection *c) {
     pthread_once(&once, make_method);
     hr_tls *t = c->tls = calloc(1, sizeof *t);
@@ -112,6 +122,8 @@ int hr_tls_begin(hr_connection *c) {
     BIO_set_data(bio, t);
     SSL_set_bio(t->ssl, bio, bio);
     SSL_set_accept_state(t->ssl);
+    SSL_set_msg_callback(t->ssl, on_message);
+    SSL_set_msg_callback_arg(t->ssl, t);
     hr_lifetime_shake(c);
     return 0;
 }
@@ -157,10 +169,10 @@ int hr_tls_read(hr_connection *c) {
     if (bytes == 0) return -1;
     t->in = (hr_view){c->io->sealed, (size_t)bytes};
     c->idle_bytes += (uint32_t)bytes;
-    if (c->idle_bytes > HR_IDLE_BYTES) c->leaving = true;
     ERR_clear_error();
     int on = c->session ? 1 : shake_hands(t);
     if (on == 1) on = open_records(t);
+    if (c->idle_bytes > HR_IDLE_BYTES || c->idle_frames > HR_IDLE_FRAMES) c->leaving = true;
     return on < 0 ? -1 : bytes == HR_SEALED_READ;
 }
 

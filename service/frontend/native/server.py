@@ -101,6 +101,10 @@ class NativeServer:
     def arena_used(self) -> int:
         return self._native.arena_used
 
+    @property
+    def answer_bytes(self) -> int:
+        return self._native.answer_bytes
+
     def check(self) -> int:
         return self._native.check()
 
