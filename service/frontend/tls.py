@@ -1,4 +1,4 @@
-"""What TLS is to both front ends: whose files, and how long a handshake may take."""
+"""What TLS is to both front ends: whose files, and how long a handshake may take, without TLS too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service.config import ServeConfig
 from service.errors import StartError
 from service.log import say
 
-HANDSHAKE_S = 10.0  # then a client that has not finished its part is hung up on
+HANDSHAKE_S = 10.0  # until HTTP/2's SETTINGS: then a client that has not finished its part is hung up on
 
 
 def server_certificates(config: ServeConfig) -> Certificates:

@@ -1,4 +1,4 @@
-"""How connections of the native front end end: what clients are told, and in which order."""
+"""How connections of the native front end end: by which time, and what clients are told, in which order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from http2 import (
     ACK,
+    CONTINUATION,
     DATA,
+    END_HEADERS,
+    END_STREAM,
     GOAWAY,
     HEADERS,
     PING,
@@ -19,6 +22,7 @@ from http2 import (
     WINDOW_UPDATE,
     Http2,
     answer,
+    call_headers,
     frame,
     frames_of_call,
 )
@@ -31,7 +35,7 @@ from service.frontend.native import lifetime
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
 
 EVERY_STREAM = 2**31 - 1
-NO_ERROR = 0
+NO_ERROR, ENHANCE_YOUR_CALM = 0, 11
 SHORT_S = 0.02
 MB = 1 << 20
 FIN_WAIT1 = "04"
@@ -130,6 +134,66 @@ def test_a_drain_ends_connections_in_two_steps(serve):
     assert [goaway(payload) for kind, _, _, payload in rest(client) if kind == GOAWAY] == [(1, NO_ERROR)]
     client.close()
     drained.join()
+
+
+def last_code(client: Http2) -> int:
+    """Of the GOAWAY with which the connection ends."""
+    return [goaway(payload)[1] for kind, _, _, payload in rest(client) if kind == GOAWAY][-1]
+
+
+HEAD = call_headers(INFER)
+WHOLE = frame(HEADERS, END_HEADERS, 1, HEAD)
+HALF = {
+    "in a frame": WHOLE[:40],
+    "at its beginning": WHOLE[:9],
+    "between frames": frame(HEADERS, 0, 1, HEAD),
+    "in a continuation": frame(HEADERS, 0, 1, HEAD) + frame(CONTINUATION, END_HEADERS, 1, HEAD)[:20],
+    "behind others": frames_of_call(1, LIVE) + frame(HEADERS, 0, 3, HEAD),
+}
+
+
+@pytest.mark.parametrize("where", HALF)
+def test_headers_that_stop_are_the_end(serve, monkeypatch, where):
+    monkeypatch.setattr(lifetime, "HEADERS_S", SHORT_S)
+    service, _ = serve(affine())
+    client = greeted(service.grpc_port)
+    client.write(HALF[where])
+    assert last_code(client) == ENHANCE_YOUR_CALM
+    client.close()
+
+
+def test_headers_that_dribble_are_the_end(serve, monkeypatch):
+    """A byte at a time, for as long as it is let."""
+    monkeypatch.setattr(lifetime, "HEADERS_S", SHORT_S)
+    service, _ = serve(affine())
+    client = greeted(service.grpc_port)
+    client.write(struct.pack(">I", MB // 2)[1:] + struct.pack(">BBI", HEADERS, END_HEADERS, 1) + HEAD)
+    client.write(b"\x00\x01x\x7f\x80\x4e")  # and a header of 10111 bytes
+
+    def hung_up_on() -> bool:
+        try:
+            client.write(b"v")
+        except OSError:
+            return True
+        return False
+
+    wait_until(hung_up_on, "the end")
+    client.close()
+
+
+def test_what_comes_after_whole_headers_has_its_own_time(serve, monkeypatch):
+    monkeypatch.setattr(lifetime, "HEADERS_S", SHORT_S)
+    service, _ = serve(affine())
+    patient, other = greeted(service.grpc_port), greeted(service.grpc_port)
+    patient.write(frame(HEADERS, 0, 1, HEAD))
+    patient.write(frame(CONTINUATION, END_HEADERS, 1))
+    other.write(HALF["in a frame"])
+    assert last_code(other) == ENHANCE_YOUR_CALM, "which began later"
+    message = infer_request("affine", x=rows(1)).SerializeToString()
+    patient.send(DATA, END_STREAM, 1, struct.pack(">BI", 0, len(message)) + message)
+    assert answer(patient)["grpc-status"] == "0"
+    patient.close()
+    other.close()
 
 
 def wide(size: int) -> ScriptedEngine:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from service.config import ServeConfig
+from service.frontend import tls
 
 
 def lifetime(config: ServeConfig) -> list[tuple[str, int]]:
     """The server's options."""
     strikes_ms = config.grpc_http2_min_recv_ping_interval_without_data_ms
     options = {
+        "grpc.server_handshake_timeout_ms": round(tls.HANDSHAKE_S * 1000),
         "grpc.keepalive_time_ms": config.grpc_keepalive_time_ms,
         "grpc.keepalive_timeout_ms": config.grpc_keepalive_timeout_ms,
         "grpc.http2.ping_timeout_ms": config.grpc_keepalive_timeout_ms,  # or it hangs up after a minute

@@ -21,7 +21,6 @@ import grpc
 from service.codec.errors import RequestError
 from service.config import ServeConfig
 from service.errors import Code, StartError
-from service.frontend import tls
 from service.frontend._dispatch import Dispatcher
 from service.frontend.addresses import SocketFile, join_address, why_not_bound
 from service.frontend.grpcio.admission import Admission
@@ -93,8 +92,6 @@ class GrpcioServer:
         ]
         if config.grpc_infer_response_compression_level != "none":
             limits.append(("grpc.default_compression_level", 1))  # gzip where the client reads it
-        if config.tls:
-            limits.append(("grpc.server_handshake_timeout_ms", round(tls.HANDSHAKE_S * 1000)))
         self._server = grpc.aio.server(options=[*OPTIONS, *limits, *lifetime(config)])
 
     def _handlers(self, rpcs: Rpcs) -> Handlers:

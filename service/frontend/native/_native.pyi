@@ -50,7 +50,6 @@ class Native:
         answer_bytes: int,
         held_bytes: int,
         lifetime: Lifetime,
-        handshake_ms: int,
         triton: bool,
         compression: int = 0,
     ) -> None: ...

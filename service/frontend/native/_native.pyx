@@ -21,6 +21,8 @@ cdef extern from "native.h" nogil:
     ctypedef struct hr_rpc:
         pass
     ctypedef struct hr_lifetime:
+        uint32_t handshake_ms
+        uint32_t headers_ms
         uint32_t keepalive_ms
         uint32_t keepalive_timeout_ms
         bint keepalive_without_calls
@@ -41,7 +43,6 @@ cdef extern from "native.h" nogil:
         uint64_t answer_bytes
         uint64_t held_bytes
         hr_lifetime lifetime
-        uint32_t handshake_ms
         bint triton
         int compression
     ctypedef struct hr_pem:
@@ -126,8 +127,9 @@ cdef hr_view view(bytes data):
 
 cdef hr_lifetime lifetime_of(times) except *:
     return hr_lifetime(
-        times.keepalive_ms, times.keepalive_timeout_ms, times.keepalive_without_calls, times.ping_interval_ms,
-        times.ping_strikes, times.max_age_ms, times.max_age_grace_ms, times.notice_ms, times.linger_ms,
+        times.handshake_ms, times.headers_ms, times.keepalive_ms, times.keepalive_timeout_ms,
+        times.keepalive_without_calls, times.ping_interval_ms, times.ping_strikes, times.max_age_ms,
+        times.max_age_grace_ms, times.notice_ms, times.linger_ms,
     )
 
 
@@ -204,7 +206,7 @@ cdef class Native:
 
     def __cinit__(self, *, uint32_t threads, uint32_t arena_mb, uint32_t spill_mb, uint32_t slots_per_lane,
                   uint32_t max_calls, uint32_t max_connections, uint64_t max_message_bytes, uint64_t answer_bytes,
-                  uint64_t held_bytes, lifetime, uint32_t handshake_ms, bint triton, int compression=0):
+                  uint64_t held_bytes, lifetime, bint triton, int compression=0):
         cdef hr_error err
         cdef hr_native_options options
         memset(&options, 0, sizeof(options))
@@ -212,7 +214,6 @@ cdef class Native:
         options.slots = slots_per_lane
         options.max_calls, options.max_message_bytes = max_calls, max_message_bytes
         options.max_connections = max_connections
-        options.handshake_ms = handshake_ms
         options.answer_bytes, options.held_bytes, options.triton = answer_bytes, held_bytes, triton
         options.compression = compression
         options.lifetime = lifetime_of(lifetime)

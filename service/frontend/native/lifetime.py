@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.config import NEVER_MS, ServeConfig
+from service.frontend import tls
 
+HEADERS_S = 10.0  # how long a client may take for headers that it has begun
 NOTICE_S = 1.0  # how long a client may take to hear that its connection ends
 LINGER_S = 10.0  # and then to close its own end
 
@@ -14,6 +16,8 @@ LINGER_S = 10.0  # and then to close its own end
 class Lifetime:
     """hr_lifetime of native.h, which explains it."""
 
+    handshake_ms: int
+    headers_ms: int
     keepalive_ms: int
     keepalive_timeout_ms: int
     keepalive_without_calls: bool
@@ -29,6 +33,8 @@ def lifetime(config: ServeConfig) -> Lifetime:
     """What the flags say, and what no flag changes."""
     keepalive_ms = config.grpc_keepalive_time_ms
     return Lifetime(
+        handshake_ms=round(tls.HANDSHAKE_S * 1000),
+        headers_ms=round(HEADERS_S * 1000),
         keepalive_ms=0 if keepalive_ms == NEVER_MS else keepalive_ms,
         keepalive_timeout_ms=config.grpc_keepalive_timeout_ms,
         keepalive_without_calls=config.grpc_keepalive_permit_without_calls,

@@ -55,6 +55,8 @@ typedef struct hr_rpc hr_rpc;
 
 /* The times of a connection, in ms, and what it may do with them: native_lifetime.c. */
 typedef struct hr_lifetime {
+    uint32_t handshake_ms;        /* how long a new client may take for TLS and its SETTINGS */
+    uint32_t headers_ms;          /* and any for headers that it has begun */
     uint32_t keepalive_ms;        /* without a word from the client until it gets a PING; 0: it gets none */
     uint32_t keepalive_timeout_ms; /* without a word after that until it is hung up on */
     bool keepalive_without_calls;
@@ -76,7 +78,6 @@ typedef struct hr_native_options {
     uint64_t max_message_bytes;
     uint64_t answer_bytes;
     uint64_t held_bytes; /* of answers that may lie in the worker's output arena, of one thread */
-    uint32_t handshake_ms; /* how long a TLS handshake may take */
     hr_lifetime lifetime;
     bool triton; /* whose status codes */
     int compression; /* zlib's level for answers to inference; 0: they go as they are */

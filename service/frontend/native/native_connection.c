@@ -70,7 +70,7 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
     if (frame->hd.type == NGHTTP2_PING) return on_ping(c, frame);
     if (frame->hd.type == NGHTTP2_HEADERS || (frame->hd.type == NGHTTP2_DATA && frame->hd.length > 0)) carried(c);
     else if (++c->idle_frames > HR_IDLE_FRAMES) return calm_down(c);
-    if (frame->hd.type == NGHTTP2_SETTINGS) c->greeted = true;
+    if (frame->hd.type == NGHTTP2_SETTINGS) hr_lifetime_greeted(c);
     if (s == NULL) return 0;
     if (is_request(frame)) hr_stream_begin(s);
     if ((frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
@@ -230,6 +230,7 @@ void hr_connection_read(hr_connection *c) {
     int more = 1;
     for (int i = 0; i < HR_READS && more > 0 && !c->broken; i++) more = read_once(c);
     if (more < 0) c->broken = true;
+    hr_lifetime_read(c);
     hr_connection_touch(c);
 }
 

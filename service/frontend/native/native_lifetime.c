@@ -1,5 +1,8 @@
 /* How long a connection lives, and how it ends.
  *
+ * WHAT A CLIENT OWES has its time: handshake_ms from the beginning to its SETTINGS, with a TLS handshake between them, and
+ * headers_ms from the first byte of a call's headers to the last. Whoever lets it pass is told so and hung up on.
+ *
  * KEEPALIVE. A client that has said nothing for keepalive_ms gets a PING, and is hung up on when it says nothing, be it an
  * acknowledgement or anything else, for keepalive_timeout_ms more. Its own PINGs are counted while nothing of a call goes
  * either way: those that come too soon are strikes, as in gRPC, and too many of them end the connection.
@@ -17,8 +20,6 @@
  * When the last call is over the connection is not closed at once: a client that still reads sends frames, and to bytes that
  * meet a closed socket the kernel answers with a reset, which throws away what is on its way. So our end is shut, and what comes
  * is dropped until the client has shut its own, for linger_ms at most.
- *
- * A TLS HANDSHAKE that is not over by its time is the end too.
  *
  * ITS TIMER is one, for the earliest of what the connection waits for. Times that move on do not move the timer: it goes off
  * early, looks, and is set again. So a request costs none.
@@ -49,8 +50,8 @@ static int64_t silent_at(const hr_connection *c) {
 }
 
 static void set_timer(hr_connection *c) {
-    int64_t first = earlier(earlier(c->shaken_by_ns, c->go_at_ns), silent_at(c));
-    int64_t at = earlier(first, earlier(c->told_by_ns, c->gone_by_ns));
+    int64_t owed = earlier(c->greeted_by_ns, c->headers_by_ns), own = earlier(c->told_by_ns, c->gone_by_ns);
+    int64_t at = earlier(earlier(owed, own), earlier(c->go_at_ns, silent_at(c)));
     if (c->timer.place && c->timer.at_ns <= at) return;
     if (hr_io_set_timer(c->io, &c->timer, at) == 0) return;
     c->broken = true;
@@ -67,18 +68,12 @@ static int64_t old_at(const hr_connection *c) {
 
 void hr_lifetime_begin(hr_connection *c) {
     c->timer.kind = HR_TIMER_CONNECTION;
-    c->told_by_ns = c->gone_by_ns = c->shaken_by_ns = INT64_MAX;
+    c->told_by_ns = c->gone_by_ns = c->headers_by_ns = INT64_MAX;
+    c->greeted_by_ns = in_ms(c, times_of(c)->handshake_ms);
     c->go_at_ns = old_at(c);
     hr_lifetime_heard(c);
     set_timer(c);
 }
-
-void hr_lifetime_shake(hr_connection *c) {
-    c->shaken_by_ns = in_ms(c, c->io->native->options.handshake_ms);
-    set_timer(c);
-}
-
-void hr_lifetime_shaken(hr_connection *c) { c->shaken_by_ns = INT64_MAX; }
 
 void hr_lifetime_answered(hr_connection *c) {
     c->asked = false;
@@ -102,6 +97,35 @@ void hr_lifetime_too_many_pings(hr_connection *c) {
     c->leaving = true;
     nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(c->session),
                           NGHTTP2_ENHANCE_YOUR_CALM, (const uint8_t *)TOO_MANY, sizeof TOO_MANY - 1);
+}
+
+/* ---- what a client owes ---- */
+
+void hr_lifetime_heading(hr_connection *c) {
+    if (c->heading == c->streams->id) return;
+    c->heading = c->streams->id;
+    c->headers_by_ns = in_ms(c, times_of(c)->headers_ms);
+    set_timer(c);
+}
+
+/* HTTP/2's code for what has not come in its time; NGHTTP2_NO_ERROR: nothing. */
+static uint32_t overdue(hr_connection *c) {
+    int64_t now = c->io->now_ns;
+    if (c->greeted_by_ns <= now) return NGHTTP2_SETTINGS_TIMEOUT;
+    if (c->headers_by_ns > now) return NGHTTP2_NO_ERROR;
+    c->headers_by_ns = INT64_MAX; /* those that have come since did not stop it */
+    bool half = c->streams && c->streams->method == HR_METHOD_NONE && c->streams->id == c->heading;
+    return half ? NGHTTP2_ENHANCE_YOUR_CALM : NGHTTP2_NO_ERROR;
+}
+
+static void hang_up(hr_connection *c, uint32_t code) {
+    if (code == NGHTTP2_NO_ERROR || c->session == NULL) {
+        c->broken = true;
+    } else {
+        c->leaving = true;
+        nghttp2_session_terminate_session(c->session, code);
+    }
+    hr_connection_touch(c);
 }
 
 /* ---- going ---- */
@@ -172,10 +196,8 @@ void hr_lifetime_expire(hr_connection *c) {
     hr_deadlines_remove(&c->io->deadlines, &c->timer);
     if (c->go_at_ns <= now) grow_old(c);
     if (c->told_by_ns <= now) tell_last(c);
-    if (earlier(c->shaken_by_ns, c->gone_by_ns) > now && (silent_at(c) > now || ask(c))) {
-        set_timer(c);
-        return;
-    }
-    c->broken = true;
-    hr_connection_touch(c);
+    uint32_t code = overdue(c);
+    bool on = code == NGHTTP2_NO_ERROR && c->gone_by_ns > now && (silent_at(c) > now || ask(c));
+    if (on) set_timer(c);
+    else hang_up(c, code);
 }

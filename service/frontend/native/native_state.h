@@ -309,7 +309,9 @@ struct hr_connection {
     int64_t ping_ns;  /* of the client's latest PING */
     int64_t heard_ns; /* when it said something last, or was asked to */
     enum hr_going going;
-    int64_t shaken_by_ns; /* when its TLS handshake is over at the latest */
+    int64_t greeted_by_ns;
+    int64_t headers_by_ns; /* when those of stream `heading` have come, if they have not */
+    int32_t heading;
     int64_t go_at_ns;   /* when it is old */
     int64_t told_by_ns; /* HR_NOTICED: when it is HR_TOLD at the latest */
     int64_t gone_by_ns; /* when it is closed, whatever there is still to do */
@@ -339,8 +341,9 @@ void hr_tls_free_thread(hr_io *io);
 /* ---- native_lifetime.c ---- */
 
 void hr_lifetime_begin(hr_connection *c);
-void hr_lifetime_shake(hr_connection *c);  /* a TLS handshake has begun */
-void hr_lifetime_shaken(hr_connection *c); /* it is over */
+static inline void hr_lifetime_greeted(hr_connection *c);
+static inline void hr_lifetime_read(hr_connection *c); /* all that there is now has been read */
+void hr_lifetime_heading(hr_connection *c);
 static inline void hr_lifetime_heard(hr_connection *c); /* the client has said something, whatever it is */
 void hr_lifetime_answered(hr_connection *c);
 bool hr_lifetime_pinged(hr_connection *c);   /* by the client: false when that is too many */
@@ -406,6 +409,16 @@ int hr_io_watch(hr_io *io, int fd, void *who);
 int hr_io_set_timer(hr_io *io, hr_timer *timer, int64_t at_ns); /* INT64_MAX: it is stopped. -1: no memory */
 void hr_native_stop_listening(hr_native *n); /* on the first thread, or when none runs */
 void hr_count(_Atomic uint64_t *counter, int64_t by);
+
+static inline void hr_lifetime_greeted(hr_connection *c) {
+    c->greeted = true;
+    c->greeted_by_ns = INT64_MAX;
+}
+
+/* Headers are never interrupted: only those of the newest stream can be half here. */
+static inline void hr_lifetime_read(hr_connection *c) {
+    if (c->streams && c->streams->method == HR_METHOD_NONE) hr_lifetime_heading(c);
+}
 
 static inline void hr_lifetime_heard(hr_connection *c) {
     c->heard_ns = c->io->now_ns;

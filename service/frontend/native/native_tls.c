@@ -124,7 +124,6 @@ int hr_tls_begin(hr_connection *c) {
     SSL_set_accept_state(t->ssl);
     SSL_set_msg_callback(t->ssl, on_message);
     SSL_set_msg_callback_arg(t->ssl, t);
-    hr_lifetime_shake(c);
     return 0;
 }
 
@@ -141,7 +140,6 @@ static int why_not(hr_tls *t, int returned) {
 static int shake_hands(hr_tls *t) {
     int done = SSL_do_handshake(t->ssl);
     if (done != 1) return why_not(t, done);
-    hr_lifetime_shaken(t->connection);
     return hr_connection_greet(t->connection) == 0 ? 1 : -1;
 }
 

@@ -49,7 +49,6 @@ class NativeServer:
             answer_bytes=config.answer_mb << 20,
             held_bytes=(config.output_arena_mb << 20) // HELD_SHARE // config.io_threads,
             lifetime=lifetime(config),
-            handshake_ms=round(tls.HANDSHAKE_S * 1000),
             triton=config.status_codes == "triton",
             compression=ZLIB_LEVELS[config.grpc_infer_response_compression_level],
         )

@@ -157,7 +157,7 @@ static void make_native(void) {
     native->options = (hr_native_options){.threads = 1, .arena_mb = 1, .spill_mb = 1, .slots = 64, .max_calls = 256,
                                           .max_connections = 16, .max_message_bytes = MESSAGE, .answer_bytes = 1 << 20,
                                           .held_bytes = 128 << 10,
-                                          .lifetime = {.keepalive_ms = 20, .keepalive_timeout_ms = 10, .ping_strikes = 200,
+                                          .lifetime = {.handshake_ms = 100, .headers_ms = 30, .keepalive_ms = 20, .keepalive_timeout_ms = 10, .ping_strikes = 200,
                                                        .ping_interval_ms = 2, .keepalive_without_calls = true,
                                                        .max_age_ms = 200, .max_age_grace_ms = 20, .notice_ms = 5,
                                                        .linger_ms = 3}};

@@ -1,4 +1,4 @@
-"""Triton's flags for connections: keepalive, clients that ping too often, age. Bare HTTP/2 clients."""
+"""What clients may do with connections: Triton's flags, and the time for a greeting. Bare HTTP/2 clients."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import socket
 import struct
 
 import pytest
-from http2 import ACK, DATA, END_HEADERS, GOAWAY, HEADERS, PING, SETTINGS, Http2, answer, call_headers
+from http2 import ACK, DATA, END_HEADERS, GOAWAY, HEADERS, PING, SETTINGS, Http2, answer, call_headers, frame
 from scripted import affine
+from waiting import LIMIT_S
 from wire import SERVICE, infer_request, rows
+
+from service.frontend import tls
 
 EVERY_STREAM = 2**31 - 1
 NO_ERROR, ENHANCE_YOUR_CALM = 0, 11
 STREAM_INFER, LIVE = f"{SERVICE}ModelStreamInfer", f"{SERVICE}ServerLive"
 LONG_MS = 3_600_000
+SHORT_S = 0.05
+MB = 1 << 20
 
 
 def pings(client: Http2, count: int) -> None:
@@ -166,3 +171,22 @@ def test_an_old_connections_client_notices_nothing(serve):
     _, wire = serve(affine(), grpc_max_connection_age_ms=5)
     for _ in range(100):
         wire.infer(infer_request("affine", x=rows(1)))
+
+
+def ended(client: socket.socket) -> bytes:
+    """What the server says before it hangs up."""
+    return b"".join(iter(lambda: client.recv(MB), b""))
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", PREFACE[:9], PREFACE, PREFACE + frame(SETTINGS)[:5]])
+def test_a_client_that_does_not_greet_is_hung_up_on(serve, monkeypatch, sent):
+    monkeypatch.setattr(tls, "HANDSHAKE_S", SHORT_S)
+    service, wire = serve(affine())
+    wire.infer(infer_request("affine", x=rows(1)))
+    with socket.create_connection(("127.0.0.1", service.grpc_port), LIMIT_S) as client:
+        client.sendall(sent)
+        ended(client)
+    wire.infer(infer_request("affine", x=rows(1)))  # whose greeting was in time
