@@ -161,6 +161,19 @@ class TestServing:
             assert all(count.result() > 0 for count in counts)
         busy.close()
 
+    def test_every_io_thread_has_the_certificate_and_the_next_one(self, serve, tmp_path, ca):
+        service, _ = serve(affine(), grpc_use_ssl=True, io_threads=3, **install(tmp_path, ca))
+        old, other = [Wire(service.address, credentials(ca)) for _ in range(6)], trustme.CA()
+        for wire in old:
+            check(wire)
+        install(tmp_path, other)
+        for _ in range(3):  # the threads get it one after the other
+            wait_until(lambda: works(service.address, credentials(other)), "the new certificate")
+        new = [Wire(service.address, credentials(other)) for _ in range(6)]
+        for wire in old + new:
+            check(wire)
+            wire.close()
+
     def test_a_client_of_an_authority_that_is_not_a_root(self, serve, tmp_path, ca):
         files = install(tmp_path, ca)
         between = ca.create_child_ca()
