@@ -174,10 +174,12 @@ class Client(threading.Thread):
 
 
 def main() -> int:
-    arguments = flags(__doc__).parse_args()
+    parser = flags(__doc__)
+    parser.add_argument("--frontend", choices=FRONTENDS, help="that one alone")
+    arguments = parser.parse_args()
     results = Results("soak", arguments.out)
     unexpected: list[str] = []
-    for frontend in FRONTENDS:
+    for frontend in [arguments.frontend] if arguments.frontend else FRONTENDS:
         unexpected += soak(results, frontend, arguments.seconds)
     results.finish()
     print("\n".join(unexpected[:10]), file=sys.stderr)
