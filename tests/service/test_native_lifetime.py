@@ -236,6 +236,17 @@ def test_an_answer_on_its_way_arrives_whole_when_the_connection_goes(serve, monk
     client.close()
 
 
+def test_a_client_that_does_not_close_its_end_is_not_waited_for(serve, monkeypatch):
+    monkeypatch.setattr(lifetime, "LINGER_S", SHORT_S)
+    service, _ = serve(affine())
+    client = greeted(service.grpc_port)
+    service.frontend.server.lanes.go()
+    client.send(PING, ACK, 0, noticed(client))
+    assert GOAWAY in [kind for kind, _, _, _ in rest(client)]
+    wait_until(lambda: service.frontend.server.lanes.unsent == 0, "the end")
+    client.close()
+
+
 def test_a_connection_without_a_greeting_is_closed_at_once(serve):
     service, _ = serve(affine())
     with socket.create_connection(("127.0.0.1", service.grpc_port), LIMIT_S) as client:

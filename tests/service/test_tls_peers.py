@@ -13,7 +13,20 @@ import grpc
 import numpy as np
 import pytest
 import trustme
-from http2 import DATA, END_STREAM, HEADERS, SETTINGS, WINDOW_UPDATE, Http2, answer, frame, frames_of_call
+from http2 import (
+    ACK,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2,
+    answer,
+    frame,
+    frames_of_call,
+)
 from scripted import ScriptedEngine, affine, model_spec, tensor
 from waiting import LIMIT_S, wait_until
 from wire import SERVICE, Wire, infer_request, output, rows
@@ -312,6 +325,23 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_gets_it_all_later(secur
     client.close()
     check(wire)
     wire.close()
+
+
+@pytest.mark.parametrize("frontend", ["native"], indirect=True)
+def test_the_end_of_a_connection_that_goes_is_the_end_of_tls_too(secure, ca):
+    service, _ = secure(affine())
+    client = Http2(service.grpc_port, context(ca, "h2"))
+    client.call(1, f"{SERVICE}ServerLive")
+    assert answer(client)["grpc-status"] == "0"
+    service.frontend.server.lanes.go()
+    said = []
+    for kind, flags, _, payload in client.frames():
+        said.append(kind)
+        if kind == PING and not flags & ACK:
+            client.send(PING, ACK, 0, payload)
+    assert said == [GOAWAY, PING, GOAWAY]
+    client._socket.unwrap()  # it has said so: otherwise this is an error
+    client.close()
 
 
 def test_an_answer_over_bare_http2(secure, ca):
