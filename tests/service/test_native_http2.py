@@ -12,12 +12,15 @@ from http2 import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    PING,
+    PRIORITY,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
     Http2,
     answer,
     call_headers,
+    frame,
     literals,
 )
 from scripted import affine
@@ -26,7 +29,7 @@ from wire import SERVICE, infer_request, rows
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
 
 PATH = f"{SERVICE}ModelInfer"
-PROTOCOL_ERROR = 1
+PROTOCOL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, CANCEL = 1, 5, 6, 8
 INITIAL_WINDOW_SIZE = 4
 BROWSER = {":method": "GET", ":scheme": "http", ":path": "/", ":authority": "test"}
 FORM = {**BROWSER, ":method": "POST", "content-type": "application/json"}
@@ -146,3 +149,108 @@ def test_pseudo_headers_in_trailers_are_reset(bare):
     ask(bare, {":method": "POST"})
     kind, _, payload = until_end(bare)[-1]
     assert (kind, int.from_bytes(payload[-4:], "big")) == (RST_STREAM, PROTOCOL_ERROR)
+
+
+# ---- frames on what the client has ended ----
+
+ENDED = frame(HEADERS, END_HEADERS | END_STREAM, 1, literals(BROWSER))
+RESET = frame(HEADERS, END_HEADERS, 1, literals(FORM)) + frame(RST_STREAM, 0, 1, CANCEL.to_bytes(4, "big"))
+MORE = {
+    "data": frame(DATA, END_STREAM, 1, b"test"),
+    "headers": frame(HEADERS, END_HEADERS | END_STREAM, 1, literals(BROWSER)),
+}
+
+
+def goaway(client: Http2) -> int:
+    """The code of the GOAWAY that comes; the connection ends behind it, and not by a reset."""
+    codes = [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in client.frames() if kind == GOAWAY]
+    assert len(codes) == 1
+    return codes[0]
+
+
+def goes_on(client: Http2) -> bool:
+    """A PING is answered, and no GOAWAY comes before."""
+    client.send(PING, 0, 0, b"progress")
+    return next(kind for kind, _, _, _ in client.frames() if kind in (PING, GOAWAY)) == PING
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("ended", [ENDED, RESET], ids=["end of stream", "reset"])
+def test_a_frame_on_a_stream_that_the_client_has_ended_ends_the_connection(bare, ended, more):
+    bare.write(ended + MORE[more])
+    assert goaway(bare) == STREAM_CLOSED
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_a_frame_on_a_stream_that_was_answered_ends_the_connection(bare, more):
+    bare.write(ENDED)
+    until_end(bare)
+    bare.write(MORE[more])
+    assert goaway(bare) == STREAM_CLOSED
+
+
+def test_a_trailer_is_the_end_of_its_stream(bare):
+    bare.write(frame(HEADERS, END_HEADERS, 1, literals(FORM)))
+    bare.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, literals({"checksum": "1"})))
+    until_end(bare)
+    bare.write(MORE["data"])
+    assert goaway(bare) == STREAM_CLOSED
+
+
+def test_what_comes_on_a_stream_that_the_server_has_reset_is_dropped(bare):
+    """The client may not know of it yet."""
+    bare.send(HEADERS, END_HEADERS, 1, call_headers("/no.such/Method"))
+    assert until_end(bare)[-1][1] & END_STREAM
+    bare.write(MORE["data"])
+    assert goes_on(bare)
+
+
+@pytest.mark.parametrize("kind", [RST_STREAM, WINDOW_UPDATE, PRIORITY])
+def test_what_may_cross_the_end_of_a_stream_is_no_error(bare, kind):
+    bare.write(ENDED)
+    until_end(bare)
+    bare.send(kind, 0, 1, (7).to_bytes(4, "big") + bytes(kind == PRIORITY))
+    assert goes_on(bare)
+
+
+# ---- PRIORITY, which is ignored ----
+
+WEIGHT = b"\x10"
+
+
+@pytest.mark.parametrize("stream, depends_on", [(0, 0), (1, 1), (7, 0x80000007)])
+@pytest.mark.parametrize("piece", [1, 9, 10, 64])
+def test_a_priority_that_cannot_be_ends_the_connection(bare, stream, depends_on, piece):
+    data = frame(PRIORITY, 0, stream, depends_on.to_bytes(4, "big") + WEIGHT)
+    for at in range(0, len(data), piece):
+        bare.write(data[at : at + piece])
+    assert goaway(bare) == PROTOCOL_ERROR
+
+
+def test_other_priorities_are_ignored(bare):
+    for depends_on in (0, 3, 0x80000005):
+        bare.send(PRIORITY, 0, 1, depends_on.to_bytes(4, "big") + WEIGHT)
+    bare.call(1, PATH, infer_request("affine", x=rows(1)).SerializeToString())
+    assert answer(bare)["grpc-status"] == "0"
+
+
+# ---- the connection's end ----
+
+
+def test_a_frame_that_is_too_large_is_told_so_however_much_of_it_comes(bare):
+    """The client writes all of it, and reads the GOAWAY then: a close in between would be a reset."""
+    most = 1 << 20
+    bare.send(HEADERS, END_HEADERS, 1, call_headers(PATH))
+    bare.send(DATA, 0, 1, bytes(most + 1))
+    assert goaway(bare) == FRAME_SIZE_ERROR
+
+
+def test_headers_that_are_too_large_for_a_frame_end_the_connection(bare):
+    bare.send(HEADERS, END_HEADERS | END_STREAM, 1, bytes((1 << 20) + 1))
+    assert goaway(bare) == FRAME_SIZE_ERROR
+
+
+@pytest.mark.parametrize("code", [0, 0xFF])
+def test_a_clients_goaway_is_no_error(bare, code):
+    bare.write(frame(GOAWAY, 0, 0, bytes(4) + code.to_bytes(4, "big")) + frame(PING, 0, 0, b"progress"))
+    assert GOAWAY not in [kind for kind, _, _, _ in bare.frames()], "it is closed without words"

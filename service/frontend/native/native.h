@@ -15,6 +15,7 @@
  *   native_control.c     what the rest of the process asks
  *   native_connection.c  a socket and its nghttp2 session; the limits on what a peer may do
  *   native_lifetime.c    how long a connection may take, and how it ends
+ *   native_frames.c      frames that RFC 9113 forbids and nghttp2 does not
  *   native_output.c      what a connection still has to send
  *   native_tls.c         TLS between a socket and its session
  *   native_tls_context.c the certificates, and what TLS is here

@@ -183,10 +183,14 @@ static uint32_t last_word(ssize_t failure) {
 
 /* False: the peer has gone too far. */
 bool hr_connection_give(hr_connection *c, const uint8_t *data, size_t length) {
-    ssize_t taken = nghttp2_session_mem_recv(c->session, data, length);
+    size_t good;
+    uint32_t error = hr_frames_judge(&c->frames, data, length, &good);
+    ssize_t taken = nghttp2_session_mem_recv(c->session, data, good);
     if (taken < 0) {
         c->leaving = true;
         nghttp2_session_terminate_session(c->session, last_word(taken));
+    } else if (error != NGHTTP2_NO_ERROR) {
+        nghttp2_session_terminate_session(c->session, error); /* it reads no more */
     }
     hr_lifetime_heard(c);
     c->idle_bytes += (uint32_t)length;
@@ -331,6 +335,7 @@ void hr_connection_new(hr_io *io, int fd) {
     c->io = io;
     c->fd = fd;
     hr_lifetime_begin(c);
+    hr_frames_begin(&c->frames);
     c->older = io->connections;
     if (c->older) c->older->newer = c;
     io->connections = c;

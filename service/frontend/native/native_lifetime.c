@@ -17,9 +17,9 @@
  *
  *   HR_STAYS -> HR_NOTICED: GOAWAY 2^31-1, PING -> HR_TOLD: GOAWAY n -> HR_LINGERS: end of the stream of bytes -> closed
  *
- * When the last call is over the connection is not closed at once: a client that still reads sends frames, and to bytes that
- * meet a closed socket the kernel answers with a reset, which throws away what is on its way. So our end is shut, and what comes
- * is dropped until the client has shut its own, for linger_ms at most.
+ * When the last call is over, or the client has broken HTTP/2's rules, the connection is not closed at once: a client that still
+ * writes sends frames, and to bytes that meet a closed socket the kernel answers with a reset, which throws away what is on its
+ * way. So our end is shut, and what comes is dropped until the client has shut its own, for linger_ms at most.
  *
  * ITS TIMER is one, for the earliest of what the connection waits for. Times that move on do not move the timer: it goes off
  * early, looks, and is set again. So a request costs none.
@@ -161,7 +161,7 @@ void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload) {
 }
 
 bool hr_lifetime_linger(hr_connection *c) {
-    if (c->stream_count > 0) return false; /* the session is broken off */
+    while (c->streams) hr_stream_close(c->streams); /* there are some when the session was broken off */
     c->going = HR_LINGERS;
     c->told_by_ns = INT64_MAX;
     c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, times_of(c)->linger_ms));

@@ -35,6 +35,7 @@ enum {
     HR_IDLE_FRAMES = 100000,        /* frames in a row that carry nothing */
     HR_IDLE_BYTES = 40 << 20,       /* the same; more than a refused message of which the client does not know yet */
     HR_QUEUED_FRAMES = 10 << 10,    /* that a peer brings about and does not read: some for each stream */
+    HR_ENDED = 64,                  /* streams that the client has ended, of which that is known */
     HR_PATH = 256,                  /* of a method */
     HR_SEALED_READ = 64 << 10,      /* TLS: of one read */
     HR_SEALED = 128 << 10           /* TLS: bytes from which records are sent */
@@ -268,6 +269,20 @@ void hr_rpc_sent(hr_stream *s);
 void hr_rpc_leave(hr_stream *s);
 bool hr_rpc_is_full(const hr_stream *s);
 
+/* ---- native_frames.c ---- */
+
+typedef struct hr_frames {
+    uint32_t skip; /* bytes before the next head */
+    uint8_t count; /* of the head */
+    uint8_t head[13];
+    uint32_t ended[HR_ENDED]; /* stream n at n / 2 % HR_ENDED */
+} hr_frames;
+
+void hr_frames_begin(hr_frames *f);
+
+/* The first error in what a client sends, or NO_ERROR; *good: how many bytes come before that. */
+uint32_t hr_frames_judge(hr_frames *f, const uint8_t *data, size_t length, size_t *good);
+
 /* ---- native_connection.c ---- */
 
 /* How far a connection is on its way out (native_lifetime.c). */
@@ -295,6 +310,7 @@ struct hr_connection {
     hr_output_queue out;
     hr_tls *tls;   /* NULL: plain */
     size_t sealed; /* bytes of it that are not sent */
+    hr_frames frames;
     /* the DATA frame that is being read */
     uint32_t frame_left;
     bool frame_padded;
