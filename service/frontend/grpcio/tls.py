@@ -1,6 +1,8 @@
 """TLS on gRPC's own library: every new connection gets the certificate that the files hold by then.
 
-Connections that are there keep theirs. gRPC asks for the certificate in each handshake. It is told of changes alone: what it is given replaces what
+Connections that are there keep theirs. gRPC asks for h2 by ALPN itself.
+
+gRPC asks for the certificate in each handshake. It is told of changes alone: what it is given replaces what
 it has, and gRPC 1.85.3 then crashes now and then when clients hang up in the middle of their handshakes.
 Given the same again in each, a few hundred such clients were enough. What is left: under two thousand of
 them a second, one change in some hundreds ends the process. The native front end is free of it.
