@@ -213,6 +213,33 @@ def test_what_may_cross_the_end_of_a_stream_is_no_error(bare, kind):
     assert goes_on(bare)
 
 
+# ---- numbers of streams ----
+
+
+def opened(*streams: int) -> bytes:
+    return b"".join(frame(HEADERS, END_HEADERS | END_STREAM, one, literals(BROWSER)) for one in streams)
+
+
+@pytest.mark.parametrize("streams", [(5, 3), (5, 1), (1, 7, 5), (1, 7, 9, 3)])
+def test_a_stream_that_was_left_out_never_comes(bare, streams):
+    bare.write(opened(*streams))
+    assert goaway(bare) == PROTOCOL_ERROR
+
+
+def test_streams_may_be_left_out(bare):
+    bare.write(opened(3, 9, 11, 101))
+    for stream in (3, 9, 11, 101):
+        assert until_end(bare, stream)[-1][0] == DATA
+    assert goes_on(bare)
+
+
+def test_trailers_of_an_older_stream_are_no_left_out_stream(bare):
+    bare.write(frame(HEADERS, END_HEADERS, 1, literals(FORM)) + opened(5))
+    bare.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, literals({"checksum": "1"})))
+    until_end(bare)
+    assert goes_on(bare)
+
+
 # ---- PRIORITY, which is ignored ----
 
 WEIGHT = b"\x10"

@@ -275,6 +275,8 @@ typedef struct hr_frames {
     uint32_t skip; /* bytes before the next head */
     uint8_t count; /* of the head */
     uint8_t head[13];
+    uint32_t next; /* stream: the lowest that was not opened, nor left out */
+    uint32_t left_out, left_out_end; /* from the one up to the other, without it */
     uint32_t ended[HR_ENDED]; /* stream n at n / 2 % HR_ENDED */
 } hr_frames;
 
