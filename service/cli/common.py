@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -110,6 +111,7 @@ def talks_to_server(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log beside our sentence tells nobody more
         from service.client import ClientError, HungUp, Unreachable
 
         try:

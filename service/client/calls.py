@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from service._pb import inference as pb
 from service._pb import model_config as config_pb
-from service.client.address import Tls, target_of
+from service.client.address import UNIX, Tls, target_of
 from service.client.errors import ClientError, explain
 from service.client.tensors import Array, InferResult, ModelInfo, TensorInfo, infer_request, infer_result
 
@@ -27,10 +27,15 @@ RawInfer = Callable[[bytes, float], Awaitable[bytes]]
 _LOOPBACK = ("localhost:", "127.", "[::1]:")
 
 
-def _options(target: str) -> list[tuple[str, int]]:
-    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+def _options(target: str) -> list[tuple[str, int | str]]:
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+    ]
     if target.startswith(_LOOPBACK):
         options.append(("grpc.enable_http_proxy", 0))
+    if target.startswith(UNIX):
+        options.append(("grpc.default_authority", "localhost"))  # whose certificate TLS shall expect
     return options
 
 
