@@ -92,12 +92,13 @@ def mutual(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ser
         pytest.skip("needs the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev at installation")
     ca = trustme.CA()
     own, client = ca.issue_cert("localhost", "127.0.0.1"), ca.issue_cert("client@example.org")
-    for name, blob in {"root": ca.cert_pem, "cert": own.cert_chain_pems[0], "key": own.private_key_pem,
-                       "mine": client.cert_chain_pems[0], "my_key": client.private_key_pem}.items():  # fmt: skip
-        blob.write_to_path(tmp_path / name)
-    root, cert, key, mine, my_key, path = (
-        str(tmp_path / name) for name in ("root", "cert", "key", "mine", "my_key", "grpc.sock")
-    )
+    root, cert, key = (str(tmp_path / name) for name in ("root", "cert", "key"))
+    mine, my_key, path = (str(tmp_path / name) for name in ("mine", "my_key", "grpc.sock"))
+    ca.cert_pem.write_to_path(root)
+    own.cert_chain_pems[0].write_to_path(cert)
+    own.private_key_pem.write_to_path(key)
+    client.cert_chain_pems[0].write_to_path(mine)
+    client.private_key_pem.write_to_path(my_key)
     flags = ["--grpc-use-ssl-mutual", "--grpc-server-cert", cert, "--grpc-server-key", key]
     flags += ["--grpc-root-cert", root, "--grpc-unix-socket", path, "--frontend", request.param]
     shown = ["--ssl-root-cert", root, "--ssl-client-cert", mine, "--ssl-client-key", my_key]
