@@ -209,6 +209,7 @@ cdef extern from "fq_control.h" nogil:
     uint64_t fq_batch_input_bytes(const fq_batch *, uint32_t input) noexcept
     const void *fq_batch_view(const fq_batch *, uint32_t input) noexcept
     int fq_batch_gather(const fq_batch *, uint32_t input, void *to, uint64_t capacity) noexcept
+    int fq_batch_gather_rows(const fq_batch *, uint32_t input, uint32_t first, uint32_t rows, void *to, uint64_t capacity) noexcept
     ctypedef struct fq_sizes:
         uint64_t row_bytes
         const uint64_t *row_ends

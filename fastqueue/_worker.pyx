@@ -106,6 +106,17 @@ cdef class Batch:
         if failed:
             raise ValueError(f"input {index}: the batch has {self.input_bytes(index)} bytes, the buffer {capacity}")
 
+    def gather_rows(self, uint32_t index, uint32_t first, uint32_t rows, size_t address, uint64_t capacity) -> None:
+        """Copies `rows` rows of the batch from `first` on, as `gather` does; ValueError also when it has not as many."""
+        cdef int failed
+        self.input_index(index)
+        if not self.batch.model.signature.batched or first + <uint64_t>rows > self.batch.rows:
+            raise ValueError(f"expected rows within the batch's {self.batch.rows}, got {rows} from {first} on")
+        with nogil:
+            failed = _c.fq_batch_gather_rows(self.batch, index, first, rows, <void *>address, capacity)
+        if failed:
+            raise ValueError(f"input {index}: {rows} rows do not fit into the buffer's {capacity} bytes")
+
     def mark_input_done(self, uint32_t padding=0) -> None:
         """The inputs are in place: the time counts as copy-in until now, as compute from now on.
 

@@ -35,19 +35,23 @@ static inline uint64_t fq_row_start(const unsigned char *arena, const fq_extent 
     return start < t->length ? start : t->length;
 }
 
-/* The bytes of a part within its request's tensor. */
-static inline fq_extent fq_part_range(const fq_batch *b, const fq_part *part, const fq_tensor *t) {
-    uint32_t rows = part->request->slot.rows;
+/* The bytes of `rows` rows of a part's request, from `row` on, within that request's tensor. */
+static inline fq_extent fq_rows_range(const fq_batch *b, const fq_part *part, const fq_tensor *t, uint32_t row,
+                                      uint32_t rows) {
     if (!b->model->signature.batched) return (fq_extent){0, t->length};
-    if (rows == 0) return (fq_extent){0, 0};
+    if (part->request->slot.rows == 0) return (fq_extent){0, 0};
     if (t->table_extents > 0) {
         const fq_extent *table = fq_request_extents(part->request) + t->first_extent + t->extent_count;
-        uint64_t start = fq_row_start(fq_part_arena(b, part), table, t, part->row);
-        uint64_t end = fq_row_start(fq_part_arena(b, part), table, t, part->row + part->rows);
+        uint64_t start = fq_row_start(fq_part_arena(b, part), table, t, row);
+        uint64_t end = fq_row_start(fq_part_arena(b, part), table, t, row + rows);
         return (fq_extent){start, end > start ? end - start : 0};
     }
-    uint64_t row = t->length / rows;
-    return (fq_extent){row * part->row, row * part->rows};
+    uint64_t bytes = t->length / part->request->slot.rows;
+    return (fq_extent){bytes * row, bytes * rows};
+}
+
+static inline fq_extent fq_part_range(const fq_batch *b, const fq_part *part, const fq_tensor *t) {
+    return fq_rows_range(b, part, t, part->row, part->rows);
 }
 
 static inline uint64_t fq_batch_input_bytes(const fq_batch *b, uint32_t input) {
@@ -89,18 +93,47 @@ static inline void fq_range_copy(const unsigned char *arena, const fq_extent *e,
     }
 }
 
+/* Copies `rows` rows of a part, from `row` of its request on: the bytes, or -1 when `capacity` is too small. */
+static inline int64_t fq_part_copy(const fq_batch *b, const fq_part *part, uint32_t input, uint32_t row, uint32_t rows,
+                                   unsigned char *to, uint64_t capacity) {
+    const fq_tensor *t = fq_request_tensor(part->request, input);
+    if (!t) return 0;
+    fq_extent range = fq_rows_range(b, part, t, row, rows);
+    if (range.length > capacity) return -1;
+    fq_range_copy(fq_part_arena(b, part), fq_request_extents(part->request) + t->first_extent, range, to);
+    return (int64_t)range.length;
+}
+
 /* Copies the rows of the batch, in order, to `to`: 0, or -1 when `capacity` is too small. */
 static inline int fq_batch_gather(const fq_batch *b, uint32_t input, void *to, uint64_t capacity) {
     unsigned char *at = (unsigned char *)to;
     for (uint32_t i = 0; i < b->part_count; i++) {
         const fq_part *part = &b->parts[i];
-        const fq_tensor *t = fq_request_tensor(part->request, input);
-        if (!t) continue;
-        fq_extent range = fq_part_range(b, part, t);
-        if (range.length > capacity) return -1;
-        fq_range_copy(fq_part_arena(b, part), fq_request_extents(part->request) + t->first_extent, range, at);
-        at += range.length;
-        capacity -= range.length;
+        int64_t n = fq_part_copy(b, part, input, part->row, part->rows, at, capacity);
+        if (n < 0) return -1;
+        at += n;
+        capacity -= (uint64_t)n;
+    }
+    return 0;
+}
+
+/* The same of `rows` rows from `first` on, of a model that batches. */
+static inline int fq_batch_gather_rows(const fq_batch *b, uint32_t input, uint32_t first, uint32_t rows, void *to,
+                                       uint64_t capacity) {
+    unsigned char *at = (unsigned char *)to;
+    for (uint32_t i = 0; i < b->part_count && rows > 0; i++) {
+        const fq_part *part = &b->parts[i];
+        if (first >= part->rows) {
+            first -= part->rows;
+            continue;
+        }
+        uint32_t some = part->rows - first < rows ? part->rows - first : rows;
+        int64_t n = fq_part_copy(b, part, input, part->row + first, some, at, capacity);
+        if (n < 0) return -1;
+        at += n;
+        capacity -= (uint64_t)n;
+        rows -= some;
+        first = 0;
     }
     return 0;
 }

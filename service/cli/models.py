@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import (
-    DEFAULT_URL,
-    Column,
-    Ssl,
-    SslClientCert,
-    SslClientKey,
-    SslRootCert,
-    Url,
-    console,
-    examples,
-    fail,
-    print_table,
-    talks_to_server,
-    tls_of,
-)
+from service.cli.common import DEFAULT_URL, Column, Url, console, examples, fail, print_table, talks_to_server
 
 if TYPE_CHECKING:
     from service.client import Client, TensorInfo
@@ -69,10 +55,6 @@ def models(
         ),
     ] = None,
     url: Url = DEFAULT_URL,
-    ssl: Ssl = False,
-    ssl_root_cert: SslRootCert = "",
-    ssl_client_cert: SslClientCert = "",
-    ssl_client_key: SslClientKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="How long a load or unload may take.")
@@ -86,14 +68,13 @@ def models(
 
     words = words or []
     _check(words)
-    tls = tls_of(ssl, ssl_root_cert, ssl_client_cert, ssl_client_key)
     if len(words) == 2:
-        with Client(url, timeout_s=timeout, tls=tls) as client:
+        with Client(url, timeout_s=timeout) as client:
             (client.load_model if words[0] == LOAD else client.unload_model)(words[1])
         if not as_json:
             console().print(f"{words[0]}ed '{words[1]}'", markup=False)
         return
-    with Client(url, tls=tls) as client:
+    with Client(url) as client:
         rows = [_describe(client, row) for row in _listed(client, words[0] if words else "")]
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))

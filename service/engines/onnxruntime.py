@@ -22,6 +22,9 @@ Sizes. A model that runs only at some batch sizes (`ModelSpec.batch_sizes`) gets
 batch's own, in the instance's buffer, up to the next size; ONNX Runtime then allocates the outputs, of which
 the batch's rows alone are copied out. Nobody outside the instance sees those rows.
 
+Light models. A batch that the processor's caches do not hold is gathered and run in parts (`onnx_inputs`), on
+one thread where more are not worth it (`onnx_threads`).
+
 CPU per batch outside of the model is a handful of calls, whatever the batch's size; nothing here is per row.
 
 Models with strings run another way (`onnx_strings`).
@@ -42,11 +45,13 @@ import numpy as np
 
 from service.engines.base import EngineError, ModelLoadError
 from service.engines.bfloat16 import element_type, numbers_of, stored
+from service.engines.onnx_inputs import Input, has_few_weights, rows_at_once
 from service.engines.onnx_strings import StringInstance, as_text, check_shapes, has_strings, run_once
+from service.engines.onnx_threads import lighter, longest_run
 from service.engines.onnx_words import words_of
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
-from service.models.spec import ModelSpec, TensorSpec
+from service.models.spec import ModelSpec
 from service.models.wanted import Wanted, as_served, asked_size, disagreements, narrowed
 
 if TYPE_CHECKING:
@@ -72,8 +77,6 @@ _DATATYPES = {
     "tensor(string)": "BYTES",
 }
 MAX_INPUT_ELEMENTS = 2**31 - 1  # no message holds more, even of one byte each
-_ALIGN = 64
-_EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
 _MAX_TEXT = 400
 _FATAL = 4  # log severity: errors are raised, so that logging them would say everything twice
 
@@ -84,7 +87,8 @@ _FATAL = 4  # log severity: errors are raised, so that logging them would say ev
 def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngine:
     """Loads an ONNX file; parameters and errors as `service.engines.base.open_engine`."""
     where = f"model '{name}' ({path})"
-    session = _open_session(path, where, max(1, available_cores() - wanted.instances + 1))
+    threads = max(1, available_cores() - wanted.instances + 1)
+    session = _open_session(path, where, threads)
     inputs, outputs = _declarations(session, where)
     inputs = _with_words(narrowed(inputs, wanted), path)
 
@@ -119,7 +123,11 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
     if ahead:
         ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
     held = [stored(array, tensor.datatype) for array, tensor in zip(found.sample, inputs, strict=False)]
-    return OnnxEngine(session, served, ahead, held)
+    at_once = rows_at_once(served) if ahead and has_few_weights(path) else 0
+    if at_once and threads > 1:
+        feed = longest_run(served, min(at_once, served.max_batch_size))
+        session = lighter(session, lambda: _open_session(path, where, 1), feed)
+    return OnnxEngine(session, served, ahead, held, at_once)
 
 
 def available_cores() -> int:
@@ -249,8 +257,11 @@ def _writes_where_bound(
 class OnnxEngine:
     """A loaded ONNX model. `ahead`: outputs are reserved before the run and written there by the model."""
 
-    def __init__(self, session: Any, spec: ModelSpec, ahead: bool, sample: Sequence[Array] = ()) -> None:
+    def __init__(
+        self, session: Any, spec: ModelSpec, ahead: bool, sample: Sequence[Array] = (), rows_at_once: int = 0
+    ) -> None:
         self.spec = spec
+        self.rows_at_once = rows_at_once
         self.sample = sample
         self.ahead = ahead
         self._session = session
@@ -260,28 +271,35 @@ class OnnxEngine:
             raise RuntimeError(f"model '{self.spec.name}' is closed")
         if has_strings((*self.spec.inputs, *self.spec.outputs)):
             return StringInstance(self._session, self.spec, clean)
-        return OnnxInstance(self._session, self.spec, self.ahead)
+        return OnnxInstance(self._session, self.spec, self.ahead, self.rows_at_once)
 
     def close(self) -> None:
         self._session = None
 
 
 class OnnxInstance:
-    """One execution slot: a binding and, per input, a buffer that grows to the largest batch seen."""
+    """One execution slot: a binding and, per input, a buffer that grows to the largest batch seen.
 
-    def __init__(self, session: Any, spec: ModelSpec, ahead: bool) -> None:
+    `rows_at_once`: a larger batch is run in parts of as many rows; 0: as a whole, whatever its size.
+    """
+
+    def __init__(self, session: Any, spec: ModelSpec, ahead: bool, rows_at_once: int = 0) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._batches = spec.batches
         self._sizes = spec.batch_sizes
-        most = max(spec.max_batch_size, *spec.batch_sizes, 1)
-        self._inputs = [_Input(i, tensor, most) for i, tensor in enumerate(spec.inputs)]
+        self._rows_at_once = rows_at_once
+        most = rows_at_once or max(spec.max_batch_size, *spec.batch_sizes, 1)
+        self._inputs = [Input(i, tensor, most) for i, tensor in enumerate(spec.inputs)]
         self._outputs = [(tensor, element_type(tensor.datatype)) for tensor in spec.outputs]
         self._row_bytes = [tensor.row_bytes for tensor in spec.outputs]
         self._ahead = ahead
 
     def execute(self, batch: Batch) -> None:
         """Runs a batch and completes it. Raises EngineError when the model failed; the batch is then open."""
+        if 0 < self._rows_at_once < batch.rows:
+            self._run_in_parts(batch)
+            return
         binding = self._binding
         size = self._size_for(batch.rows)
         for port in self._inputs:
@@ -298,16 +316,32 @@ class OnnxInstance:
 
     def _run_in_place(self, batch: Batch) -> None:
         rows = (batch.rows,) if self._batches else ()
-        addresses = batch.reserve(self._row_bytes)
-        bind, shapes = self._binding.bind_output, []
-        for (tensor, dtype), address in zip(self._outputs, addresses or (), strict=True):
-            shape = rows + tensor.model_dims
-            bind(tensor.name, "cpu", 0, dtype, shape, address)
-            shapes.append(shape)
+        shapes = [rows + tensor.model_dims for tensor, _ in self._outputs]
+        self._bind_outputs(shapes, batch.reserve(self._row_bytes) or ())
         if batch.rows:  # not every operator takes an empty batch, and there is nothing to compute
             self._run()
         batch.mark_compute_done()
         batch.complete(shapes)
+
+    def _bind_outputs(self, shapes: Sequence[Shape], addresses: Sequence[int]) -> None:
+        bind = self._binding.bind_output
+        for (tensor, dtype), shape, address in zip(self._outputs, shapes, addresses, strict=True):
+            bind(tensor.name, "cpu", 0, dtype, shape, address)
+
+    def _run_in_parts(self, batch: Batch) -> None:
+        """The time of all copies in but the first part's counts as compute."""
+        addresses = batch.reserve(self._row_bytes) or ()
+        for first in range(0, batch.rows, self._rows_at_once):
+            rows = min(self._rows_at_once, batch.rows - first)
+            for port in self._inputs:
+                port.bind_rows(self._binding, batch, first, rows)
+            if first == 0:
+                batch.mark_input_done()
+            parts = [at + first * size for at, size in zip(addresses, self._row_bytes, strict=True)]
+            self._bind_outputs([(rows, *tensor.model_dims) for tensor, _ in self._outputs], parts)
+            self._run()
+        batch.mark_compute_done()
+        batch.complete([(batch.rows, *tensor.model_dims) for tensor, _ in self._outputs])
 
     def _run_and_copy(self, batch: Batch, size: int) -> None:
         try:
@@ -347,50 +381,6 @@ class OnnxInstance:
     def close(self) -> None:
         self._binding = self._session = None
         self._inputs = []
-
-
-class _Input:
-    """An input of an instance: binds the batch's data where it lies, or gathered into a buffer."""
-
-    def __init__(self, index: int, tensor: TensorSpec, max_rows: int) -> None:
-        self._index = index
-        self._name = tensor.name
-        self._dtype = element_type(tensor.datatype)
-        self._element_bytes = tensor.element_bytes
-        self._bound: tuple[int, Shape | None] = (0, None)
-        self._grow(min(max(1, tensor.row_bytes * max_rows), _EAGER_BYTES))
-
-    def bind(self, binding: Any, batch: Batch, padding: int) -> None:
-        """Binds the batch's rows and, behind them, `padding` rows of zeros."""
-        shape = batch.input_shape(self._index)
-        address = 0 if padding else batch.input_pointer(self._index)
-        if padding and shape is not None:
-            row = prod(shape[1:]) * self._element_bytes
-            shape = (shape[0] + padding, *shape[1:])
-            address = self._gather_padded(batch, padding * row)
-        elif address == 0:
-            address = self._gather(batch)
-        if (address, shape) != self._bound:
-            binding.bind_input(self._name, "cpu", 0, self._dtype, shape, address)
-            self._bound = (address, shape)
-
-    def _gather_padded(self, batch: Batch, zeros: int) -> int:
-        address = self._gather(batch, zeros)
-        ctypes.memset(address + batch.input_bytes(self._index), 0, zeros)
-        return address
-
-    def _gather(self, batch: Batch, room: int = 0) -> int:
-        """Copies the batch's rows into the buffer, with `room` bytes behind them."""
-        needed = batch.input_bytes(self._index) + room
-        if needed > self._capacity:
-            self._grow(1 << (needed - 1).bit_length())
-        batch.gather(self._index, self._address, self._capacity)
-        return self._address
-
-    def _grow(self, capacity: int) -> None:
-        self._memory = np.empty(capacity + _ALIGN, np.uint8)
-        self._address = -(-self._memory.ctypes.data // _ALIGN) * _ALIGN
-        self._capacity = capacity
 
 
 # ---- what ONNX Runtime says ----

@@ -162,10 +162,13 @@ class WarmBatch:
         return 0  # not in one piece: the instance's own buffer is warmed too
 
     def gather(self, index: int, address: int, capacity: int) -> None:
+        self.gather_rows(index, 0, self.rows, address, capacity)
+
+    def gather_rows(self, index: int, first: int, rows: int, address: int, capacity: int) -> None:
         row = self._row[index]
-        if len(row) * self.rows > capacity:
-            raise ValueError(f"{capacity} bytes for {self.rows} rows of {len(row)} bytes")
-        for number in range(self.rows):
+        if len(row) * rows > capacity:
+            raise ValueError(f"{capacity} bytes for {rows} rows of {len(row)} bytes")
+        for number in range(rows):
             ctypes.memmove(address + number * len(row), row, len(row))
 
     def mark_input_done(self, padding: int = 0) -> None:

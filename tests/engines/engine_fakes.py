@@ -58,6 +58,16 @@ class FakeBatch:
             ctypes.memmove(address, request[index].ctypes.data, request[index].nbytes)
             address += request[index].nbytes
 
+    def gather_rows(self, index: int, first: int, rows: int, address: int, capacity: int) -> None:
+        whole = np.concatenate([request[index] for request in self.requests])
+        if not 0 <= first < first + rows <= self.rows:
+            raise ProtocolBroken(f"{rows} rows from {first} on, of {self.rows}")
+        some = whole[first : first + rows]
+        if some.nbytes > capacity:
+            raise ValueError("the buffer is too small")
+        self.gathered.append(address)
+        ctypes.memmove(address, np.ascontiguousarray(some).ctypes.data, some.nbytes)
+
     def mark_input_done(self, padding: int = 0) -> None:
         self.padding = padding
         self.calls.append("input done")
