@@ -20,6 +20,7 @@ from service.certificates import BadCertificate, read_certificates
 from service.errors import ConfigError
 from service.installation import default_frontend
 
+DEFAULT_SERVER_NAME = "headrace"
 DEFAULT_GRPC_PORT = 8001
 DEFAULT_METRICS_PORT = 8002
 MAX_INSTANCES = 64
@@ -72,7 +73,7 @@ class ServeConfig:
     max_batch_size: int | None = None
     max_batch_wait_us: int = 0
     instances: int = 1
-    server_name: str = "headrace"
+    server_name: str = DEFAULT_SERVER_NAME
     drain_timeout_s: float = 30.0
     arena_mb: int = 256
     output_arena_mb: int = 256

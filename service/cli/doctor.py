@@ -1,8 +1,9 @@
 """``headrace doctor``: what this machine and this installation have for serving, one line each.
 
 A finding is one of three: `ok`; `note`, which costs something or may be wanted, and serving works without;
-`wrong`, which keeps `headrace serve` with its defaults from starting. Engines are imported in a process of
-their own: one that crashes costs its line. No GPU library is loaded at all.
+`wrong`, which keeps `headrace serve` with its defaults from starting. Ports that a running Headrace has
+are a note: serving works here. Engines are imported in a process of their own: one that crashes costs its
+line. No GPU library is loaded at all.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def doctor(
 ) -> None:
     """Say what this machine and this installation have for serving, and what is missing.
 
-    The exit code is 0 when 'headrace serve' would work with its defaults, and 1 when something is wrong.
+    The exit code is 0 when 'headrace serve' would work with its defaults, or does already, and 1 when
+    something is wrong.
     """
     found = [finding for check in CHECKS for finding in check()]
     works = all(finding.state != WRONG for finding in found)
@@ -183,15 +185,22 @@ def default_ports() -> dict[str, int]:
 
 
 def ports() -> list[Finding]:
-    """Whether the default ones can be listened on."""
+    """Whether the default ones can be listened on, or a Headrace that runs has them."""
+    from service.cli.ports import headraces
     from service.config import ServeConfig
     from service.frontend.addresses import why_not_bound
 
-    config, wanted = ServeConfig(()), default_ports()
-    busy = [why for flag, port in wanted.items() if (why := why_not_bound(config.host, port, flag))]
-    if busy:
-        return [Finding("port", WRONG, why) for why in busy]
-    return [Finding("ports", OK, f"{' and '.join(map(str, wanted.values()))} of {config.host} are free")]
+    host, wanted = ServeConfig(()).host, default_ports()
+    busy = {flag: why for flag, port in wanted.items() if (why := why_not_bound(host, port, flag))}
+    if not busy:
+        return [Finding("ports", OK, f"{' and '.join(map(str, wanted.values()))} of {host} are free")]
+    ours = headraces(host, {flag: wanted[flag] for flag in busy})
+    found = [Finding("ports", WRONG, why) for flag, why in busy.items() if flag not in ours]
+    if ours:
+        has = " and ".join(str(wanted[flag]) for flag in ours)
+        text = f"a Headrace runs here and has {has} of {host}; another one needs {' and '.join(ours)}"
+        found.append(Finding("ports", NOTE, text))
+    return found
 
 
 def processors() -> list[Finding]:

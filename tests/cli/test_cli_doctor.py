@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from fake_server import Run
+from fake_server import FakeServer, Run
 
 from service import __version__, installation
 from service.cli import doctor, machine
 from service.config import ServeConfig
+from service.inprocess import running
 
 NATIVE = find_spec("service.frontend.native._native") is not None
 
@@ -92,8 +93,51 @@ def test_a_port_that_is_taken_is_wrong(run: Run, monkeypatch: pytest.MonkeyPatch
         result = run("doctor")
     assert result.exit_code == 1
     why = f"cannot listen on 127.0.0.1 port {port}: Address already in use; --grpc-port chooses another port"
-    assert "wrong  port " in result.stdout and why in result.stdout
+    assert "wrong  ports " in result.stdout and why in result.stdout
     assert result.stdout.endswith("Serving would not work with its defaults: see what is wrong above.\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("headrace", ["--grpc-port", "--metrics-port"]),
+        ("another", ["--grpc-port", "--metrics-port"]),
+        ("headrace", ["--grpc-port"]),
+        ("headrace", ["--metrics-port"]),
+    ],
+)
+def test_a_headrace_that_runs_is_told_from_what_is_wrong(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, flags: list[str]
+) -> None:
+    config = ServeConfig(
+        (),
+        grpc_port=0,
+        metrics_port=0,
+        arena_mb=16,
+        output_arena_mb=16,
+        server_name=name,
+        model_control_mode="explicit",
+    )
+    with running([], config) as service:
+        ports = {"--grpc-port": service.grpc_port, "--metrics-port": service.metrics_port}
+        wanted = {flag: port if flag in flags else 0 for flag, port in ports.items()}
+        monkeypatch.setattr(doctor, "default_ports", lambda: wanted)
+        result = run("doctor")
+    assert result.exit_code == 0, result.output
+    has = " and ".join(str(wanted[flag]) for flag in flags)
+    text = f"a Headrace runs here and has {has} of 127.0.0.1; another one needs {' and '.join(flags)}\n"
+    assert text in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if "ports" in line]
+    assert line.startswith("note   ports ") and "wrong" not in result.stdout
+
+
+def test_another_server_of_the_protocol_is_no_headrace(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(server.url.rpartition(":")[2])
+    monkeypatch.setattr(doctor, "default_ports", lambda: {"--grpc-port": port, "--metrics-port": 0})
+    (finding,) = doctor.ports()
+    assert (finding.subject, finding.state) == ("ports", "wrong")
 
 
 def test_an_engine_that_crashes_costs_its_line_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
