@@ -2,6 +2,7 @@
 
     certificates = Certificates(cert, key, root)
     certificates.newest()       what the files hold now, or held when they last made sense
+    read_client_certificates    those of a client of ours, once
 
 A file that cannot be used is said by its flag. After the start that is no reason to end: what was read last
 goes on, and is replaced when the files make sense again (a key is often written a moment after its
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 CERT, KEY, ROOT = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
+CLIENT_CERT, CLIENT_KEY, CLIENT_ROOT = "--ssl-client-cert", "--ssl-client-key", "--ssl-root-cert"
 
 
 class BadCertificate(Exception):
@@ -24,7 +26,9 @@ class BadCertificate(Exception):
 
 @dataclass(frozen=True)
 class Pem:
-    """What the files hold, as they are on disk. root: empty when clients need no certificate."""
+    """What the files hold, as they are on disk; empty where there is none. root: who signs the others'
+    certificates.
+    """
 
     cert: bytes
     key: bytes
@@ -37,7 +41,22 @@ def read_certificates(cert: str, key: str, root: str = "") -> Pem:
     _check_certificates(CERT, cert, pem.cert)
     if root:
         _check_certificates(ROOT, root, pem.root)
-    _check_key(cert, key, pem)
+    _check_key((CERT, cert), (KEY, key), pem)
+    return pem
+
+
+def read_client_certificates(cert: str, key: str, root: str) -> Pem:
+    """Reads and checks a client's files, each of which may be "". Raises BadCertificate."""
+    if bool(cert) != bool(key):
+        given, missing = (CLIENT_CERT, CLIENT_KEY) if cert else (CLIENT_KEY, CLIENT_CERT)
+        raise BadCertificate(f"{given} '{cert or key}' needs {missing} too: they go together")
+    flags = {CLIENT_CERT: cert, CLIENT_KEY: key, CLIENT_ROOT: root}
+    pem = Pem(*(_read(flag, path) if path else b"" for flag, path in flags.items()))
+    if root:
+        _check_certificates(CLIENT_ROOT, root, pem.root)
+    if cert:
+        _check_certificates(CLIENT_CERT, cert, pem.cert)
+        _check_key((CLIENT_CERT, cert), (CLIENT_KEY, key), pem)
     return pem
 
 
@@ -94,20 +113,23 @@ def _no_password() -> str:
     raise ValueError("encrypted")
 
 
-def _check_key(cert: str, key: str, pem: Pem) -> None:
-    """Reads exactly the bytes that will be used: a file may change between two looks."""
+def _check_key(cert: tuple[str, str], key: tuple[str, str], pem: Pem) -> None:
+    """Reads exactly the bytes that will be used: a file may change between two looks. `cert` and `key` are
+    a flag and its file.
+    """
+    cert_file, key_file = f"'{cert[1]}'", f"{key[0]} '{key[1]}'"
     fd = os.memfd_create("headrace-certificates")
     try:
         os.write(fd, pem.key + b"\n" + pem.cert)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(f"/proc/self/fd/{fd}", password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise BadCertificate(f"{KEY} '{key}' does not belong to {CERT} '{cert}'") from error
+            raise BadCertificate(f"{key_file} does not belong to {cert[0]} {cert_file}") from error
         why = f" ({error.reason})" if error.reason else ""
         raise BadCertificate(
-            f"{KEY} '{key}' holds no private key for '{cert}': expected PEM text{why}"
+            f"{key_file} holds no private key for {cert_file}: expected PEM text{why}"
         ) from error
     except ValueError as error:
-        raise BadCertificate(f"{KEY} '{key}' is encrypted: expected a key without a password") from error
+        raise BadCertificate(f"{key_file} is encrypted: expected a key without a password") from error
     finally:
         os.close(fd)

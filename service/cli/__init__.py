@@ -14,6 +14,7 @@ import typer
 from service import __version__
 from service.cli import bench, demo, doctor, infer, models, serve
 from service.cli.common import examples, paragraphs
+from service.cli.whole_names import Command
 
 __all__ = ["app", "main"]
 
@@ -56,7 +57,7 @@ for _command, _epilog in (
     (bench.bench, bench.EPILOG),
     (doctor.doctor, doctor.EPILOG),
 ):
-    app.command(help=paragraphs(_command.__doc__), epilog=_epilog)(_command)
+    app.command(cls=Command, help=paragraphs(_command.__doc__), epilog=_epilog)(_command)
 
 
 def main() -> None:

@@ -15,6 +15,10 @@ from service.cli.common import (
     DEFAULT_URL,
     Column,
     ModelVersion,
+    Ssl,
+    SslClientCert,
+    SslClientKey,
+    SslRootCert,
     Timeout,
     Url,
     console,
@@ -22,6 +26,7 @@ from service.cli.common import (
     fail,
     print_table,
     talks_to_server,
+    tls_of,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
     from service.bench.report import ServerWork
     from service.bench.run import MakeInputs, Plan, Report
+    from service.client import Tls
 
 EPILOG = examples(
     "headrace bench model                                # one in flight: what does a single call cost?",
@@ -47,6 +53,10 @@ def bench(
         str, typer.Argument(metavar="MODEL", help="A model of the server; 'headrace models' lists them.")
     ],
     url: Url = DEFAULT_URL,
+    ssl: Ssl = False,
+    ssl_root_cert: SslRootCert = "",
+    ssl_client_cert: SslClientCert = "",
+    ssl_client_key: SslClientKey = "",
     model_version: ModelVersion = "",
     concurrency: Annotated[
         int,
@@ -119,6 +129,7 @@ def bench(
 
     if rate is not None and concurrency != 1:
         fail("--rate sends at its own times, --concurrency keeps a number in flight; give one of them", 2)
+    tls = tls_of(ssl, ssl_root_cert, ssl_client_cert, ssl_client_key)
     until = Until(requests=requests) if requests is not None else Until(duration_ns=int(duration * 1e9))
     plan = Plan(
         model=model,
@@ -135,7 +146,8 @@ def bench(
         pid=pid,
     )
     try:
-        report = asyncio.run(_run(url, plan, _inputs_maker(data, rows, _shapes(shape or ()), seed)))
+        make_inputs = _inputs_maker(data, rows, _shapes(shape or ()), seed)
+        report = asyncio.run(_run(url, tls, plan, make_inputs))
     except NoSuchProcess as error:
         fail(str(error), 2)
     if as_json:
@@ -146,12 +158,12 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _run(url: str, plan: Plan, make_inputs: MakeInputs) -> Report:
+async def _run(url: str, tls: Tls | None, plan: Plan, make_inputs: MakeInputs) -> Report:
     from service.bench.clock import MonotonicClock
     from service.bench.run import run
     from service.client import AsyncClient
 
-    async with AsyncClient(url) as client:
+    async with AsyncClient(url, tls=tls) as client:
         return await run(client, plan, make_inputs, MonotonicClock())
 
 

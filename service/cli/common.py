@@ -1,4 +1,4 @@
-"""What the subcommands share: the --url flag, tables, and how a failure ends.
+"""What the subcommands share: the flags that say where a server is, tables, and how a failure ends.
 
 Output is for people at a terminal and for pipes alike: in a pipe there are no colours and no boxes, columns
 are aligned with blanks, and no line is cut to a width that nobody asked for.
@@ -8,23 +8,51 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from service.client import Tls
+
 P = ParamSpec("P")
 
 Url = Annotated[
     str,
-    typer.Option("--url", "-u", metavar="HOST:PORT", help="The server's gRPC address.", show_default=True),
+    typer.Option(
+        "--url",
+        "-u",
+        metavar="HOST:PORT",
+        help="The server's gRPC address; unix:FILE is a Unix-domain socket.",
+        show_default=True,
+    ),
+]
+Ssl = Annotated[
+    bool, typer.Option("--ssl", help="TLS, with a server that an authority of this system vouches for.")
+]
+SslRootCert = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE", help="TLS, and who signs the server's certificate (PEM).", show_default=False
+    ),
+]
+SslClientCert = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE", help="TLS, and the client's certificate, for mutual TLS (PEM).", show_default=False
+    ),
+]
+SslClientKey = Annotated[
+    str, typer.Option(metavar="FILE", help="That certificate's private key (PEM).", show_default=False)
 ]
 ModelVersion = Annotated[
     str,
@@ -70,19 +98,30 @@ def fail(text: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+def tls_of(ssl: bool, root_cert: str, client_cert: str, client_key: str) -> Tls | None:
+    """What the --ssl flags ask for; any of them is TLS."""
+    from service.client import Tls
+
+    wanted = ssl or root_cert or client_cert or client_key
+    return Tls(root_cert, client_cert, client_key) if wanted else None
+
+
 def talks_to_server(command: Callable[P, None]) -> Callable[P, None]:
     """Makes a ClientError of the command a sentence with what to do, and exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        from service.client import ClientError, Unreachable
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log beside our sentence tells nobody more
+        from service.client import ClientError, HungUp, Unreachable
 
         try:
             command(*args, **kwargs)
+        except HungUp as error:
+            fail(str(error))
         except Unreachable as error:
             fail(
                 f"{error}. Start a server with 'headrace serve MODEL.onnx', "
-                "or say where there is one with --url HOST:PORT."
+                "or say where there is one with --url HOST:PORT or unix:FILE."
             )
         except ClientError as error:
             fail(str(error))

@@ -12,12 +12,17 @@ import typer
 from service.cli.common import (
     DEFAULT_URL,
     ModelVersion,
+    Ssl,
+    SslClientCert,
+    SslClientKey,
+    SslRootCert,
     Timeout,
     Url,
     console,
     examples,
     fail,
     talks_to_server,
+    tls_of,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +50,10 @@ def infer(
         ),
     ],
     url: Url = DEFAULT_URL,
+    ssl: Ssl = False,
+    ssl_root_cert: SslRootCert = "",
+    ssl_client_cert: SslClientCert = "",
+    ssl_client_key: SslClientKey = "",
     model_version: ModelVersion = "",
     input_name: Annotated[
         str | None,
@@ -64,7 +73,8 @@ def infer(
     """Send one request and print its outputs."""
     from service.client import Client
 
-    with Client(url, timeout_s=timeout) as client:
+    tls = tls_of(ssl, ssl_root_cert, ssl_client_cert, ssl_client_key)
+    with Client(url, timeout_s=timeout, tls=tls) as client:
         info = client.model_metadata(model, model_version)
         inputs = _load(file, info, _batched(client, info, model_version), input_name)
         result = client.infer(model, inputs, version=model_version, outputs=output or ())

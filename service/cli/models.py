@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import DEFAULT_URL, Column, Url, console, examples, fail, print_table, talks_to_server
+from service.cli.common import (
+    DEFAULT_URL,
+    Column,
+    Ssl,
+    SslClientCert,
+    SslClientKey,
+    SslRootCert,
+    Url,
+    console,
+    examples,
+    fail,
+    print_table,
+    talks_to_server,
+    tls_of,
+)
 
 if TYPE_CHECKING:
     from service.client import Client, TensorInfo
@@ -20,6 +34,8 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "headrace models                          # everything at localhost:8001",
     "headrace models resnet50 --url gpu1:8001 # one model of another machine",
+    "headrace models --url gpu1:8001 --ssl-root-cert ca.pem   # through TLS",
+    "headrace models --url unix:/run/headrace.sock            # through a Unix-domain socket",
     "headrace models load resnet50            # or load it again: its files and config as they are now",
     "headrace models unload resnet50          # when what it had accepted is answered",
     "headrace models --json | jq '.[].model'",
@@ -55,6 +71,10 @@ def models(
         ),
     ] = None,
     url: Url = DEFAULT_URL,
+    ssl: Ssl = False,
+    ssl_root_cert: SslRootCert = "",
+    ssl_client_cert: SslClientCert = "",
+    ssl_client_key: SslClientKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="How long a load or unload may take.")
@@ -68,13 +88,14 @@ def models(
 
     words = words or []
     _check(words)
+    tls = tls_of(ssl, ssl_root_cert, ssl_client_cert, ssl_client_key)
     if len(words) == 2:
-        with Client(url, timeout_s=timeout) as client:
+        with Client(url, timeout_s=timeout, tls=tls) as client:
             (client.load_model if words[0] == LOAD else client.unload_model)(words[1])
         if not as_json:
             console().print(f"{words[0]}ed '{words[1]}'", markup=False)
         return
-    with Client(url) as client:
+    with Client(url, tls=tls) as client:
         rows = [_describe(client, row) for row in _listed(client, words[0] if words else "")]
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from service._pb import inference as pb
 from service._pb import model_config as config_pb
+from service.client.address import UNIX, Tls, target_of
 from service.client.errors import ClientError, explain
 from service.client.tensors import Array, InferResult, ModelInfo, TensorInfo, infer_request, infer_result
 
@@ -26,25 +27,15 @@ RawInfer = Callable[[bytes, float], Awaitable[bytes]]
 _LOOPBACK = ("localhost:", "127.", "[::1]:")
 
 
-def target_of(url: str) -> str:
-    """Checks HOST:PORT and returns what gRPC dials. Raises ClientError.
-
-    People paste http:// URLs, which gRPC would take for the name of a resolver.
-    """
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme not in ("grpc", "dns"):
-        raise ClientError(f"--url is HOST:PORT of a gRPC port, got '{url}'; try '{rest.rstrip('/')}'")
-    target = rest if separator else url
-    host, colon, port = target.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise ClientError(f"--url is HOST:PORT, for example localhost:8001; got '{url}'")
-    return target
-
-
-def _options(target: str) -> list[tuple[str, int]]:
-    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+def _options(target: str) -> list[tuple[str, int | str]]:
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+    ]
     if target.startswith(_LOOPBACK):
         options.append(("grpc.enable_http_proxy", 0))
+    if target.startswith(UNIX):
+        options.append(("grpc.default_authority", "localhost"))  # whose certificate TLS shall expect
     return options
 
 
@@ -57,14 +48,32 @@ def _tensors(items: Iterable[pb.ModelMetadataResponse.TensorMetadata]) -> tuple[
     return tuple(TensorInfo(t.name, t.datatype, tuple(t.shape)) for t in items)
 
 
-class Client:
-    """The blocking client. A context manager; ``timeout_s`` is the deadline of every call."""
+class _Caller:
+    """What both clients know. ``tls`` None: the server is spoken to in plain text."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        target = target_of(url)
+    def __init__(self, url: str, *, timeout_s: float = 30.0, tls: Tls | None = None) -> None:
         self.url = url
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(target, options=_options(target))
+        self._tls = tls
+
+    def _open(self, library: Any) -> Any:
+        """A channel of ``grpc`` or ``grpc.aio``. Raises ClientError for an address or files that are none."""
+        target = target_of(self.url)
+        if self._tls is None:
+            return library.insecure_channel(target, options=_options(target))
+        return library.secure_channel(target, self._tls.credentials(), options=_options(target))
+
+    def explain(self, error: grpc.RpcError) -> ClientError:
+        """What an error of gRPC's means to a person."""
+        return explain(self.url, error, self._tls is not None)
+
+
+class Client(_Caller):
+    """The blocking client. A context manager; ``timeout_s`` is the deadline of every call."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, tls: Tls | None = None) -> None:
+        super().__init__(url, timeout_s=timeout_s, tls=tls)
+        self._channel: grpc.Channel = self._open(grpc)
 
     def __enter__(self) -> Client:
         return self
@@ -86,7 +95,7 @@ class Client:
         try:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            raise explain(self.url, error) from None
+            raise self.explain(error) from None
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Name, version and extensions of the server."""
@@ -133,14 +142,12 @@ class Client:
         return infer_result(self.call("ModelInfer", request, pb.ModelInferResponse))
 
 
-class AsyncClient:
+class AsyncClient(_Caller):
     """The asyncio client. An async context manager; ``timeout_s`` is the deadline of every unary call."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        target = target_of(url)
-        self.url = url
-        self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(target, options=_options(target))
+    def __init__(self, url: str, *, timeout_s: float = 30.0, tls: Tls | None = None) -> None:
+        super().__init__(url, timeout_s=timeout_s, tls=tls)
+        self._channel: grpc.aio.Channel = self._open(grpc.aio)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -158,7 +165,7 @@ class AsyncClient:
         try:
             return await method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            raise explain(self.url, error) from None
+            raise self.explain(error) from None
 
     async def model_metadata(self, name: str, version: str = "") -> ModelInfo:
         """Inputs and outputs of a model."""
@@ -191,7 +198,7 @@ class AsyncClient:
             try:
                 return cast(bytes, await method(request, timeout=timeout_s))
             except grpc.RpcError as error:
-                raise explain(self.url, error) from None
+                raise self.explain(error) from None
 
         return infer
 

@@ -57,12 +57,27 @@ def _why(error: Exception) -> str:
     """In place of words that only the author of a program could use."""
     if isinstance(error, RecursionError):
         return f"its lists are nested too deep; a tensor has at most {MAX_RANK} dimensions"
+    if isinstance(error, json.JSONDecodeError):
+        return _why_no_json(error)
     if "Object arrays" in str(error):
         return (
             "it holds pickled Python objects, which could run any code when they are loaded; save numbers, "
             "or strings as array.astype('S')"
         )
     return "it is not in numpy's format" if "pickle" in str(error) else str(error)
+
+
+def _why_no_json(error: json.JSONDecodeError) -> str:
+    """Where it ends too early that is said, in place of a line behind the last one."""
+    text = error.doc.rstrip()
+    if not text:
+        return "it is empty; expected JSON"
+    where = f"line {error.lineno}, column {error.colno}"
+    if error.msg.startswith("Unterminated string"):
+        return f"it is no JSON: it ends within the string that begins at {where}"
+    if error.pos >= len(text):
+        return f"it is no JSON: it ends too early, on line {text.count(chr(10)) + 1}"
+    return f"it is no JSON: {error.msg} at {where}"
 
 
 def random_inputs(

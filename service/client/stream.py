@@ -23,7 +23,7 @@ import grpc
 
 from service._pb import inference as pb
 from service.client.calls import AsyncClient
-from service.client.errors import ClientError, RequestRefused, RpcFailed, explain
+from service.client.errors import ClientError, RequestRefused, RpcFailed
 
 _ID_FIELD = b"\x1a"  # field 3, length-delimited
 
@@ -40,7 +40,7 @@ class InferStream:
     """One ModelStreamInfer call. An async context manager; ``infer`` may run in many tasks at once."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._url = client.url
+        self._explain = client.explain
         self._call: Any = client.raw_stream()()
         self._ids = (str(number) for number in itertools.count(1))
         self._waiting: dict[str, asyncio.Future[pb.ModelInferResponse]] = {}
@@ -97,7 +97,7 @@ class InferStream:
             async for raw in self._call:
                 self._settle(pb.ModelStreamInferResponse.FromString(raw))
         except grpc.RpcError as error:
-            self._ended = explain(self._url, error)
+            self._ended = self._explain(error)
         except asyncio.CancelledError:
             self._ended = RpcFailed("CANCELLED", "the stream was cancelled here")
         else:

@@ -31,8 +31,9 @@ FILE = "file:"
 NOT_LOADED = "not loaded"
 WORKER_AWAY = "its worker is starting again"
 NOT_EXPLICIT = (
-    "explicit model load / unload is not allowed if polling is enabled; this server serves the models that "
-    "it was started with: --model-control-mode explicit lets clients load and unload"
+    "explicit model load / unload is not allowed if polling is enabled. This server serves the models that "
+    "it found when it was started, no others; one started with --model-control-mode explicit lets clients "
+    "load and unload"
 )
 
 

@@ -323,8 +323,17 @@ def _model_path(folder: Path, file_name: str) -> Path:
     if not path.is_file():
         seen = ", ".join(_names(folder)) or "nothing"
         expected = f"expected the model as {folder.name}/{file_name}"
-        raise ConfigFault(f"{expected} (default_model_filename names another); in {folder.name} is {seen}")
+        raise ConfigFault(
+            f"{expected} (default_model_filename names another); in {folder.name} is {seen}{_of_python(path)}"
+        )
     return path
+
+
+def _of_python(missing: Path) -> str:
+    """What to do where a model in Python lies and nothing says that it is one; else empty."""
+    if missing.name != MODEL_FILES["onnxruntime"] or not (missing.parent / MODEL_FILES["python"]).is_file():
+        return ""
+    return f'; a model in Python needs a {CONFIG_FILE} with backend: "python", its inputs and its outputs'
 
 
 def _names(folder: Path) -> Iterator[str]:

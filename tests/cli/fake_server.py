@@ -29,7 +29,9 @@ Run = Callable[..., Result]  # the fixture ``run``: a command line in, its resul
 class FakeServer:
     """Serves until ``stop``. ``url`` is where."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.missing: set[str] = {"RepositoryIndex"}
         self.batch_of = 1
         self.compute_ns = COMPUTE_NS
@@ -49,7 +51,11 @@ class FakeServer:
         self._lock = threading.Lock()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=32))
         self._server.add_generic_rpc_handlers((_Handlers(self),))
-        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
+        self.url = f"127.0.0.1:{port}"
         self._server.start()
 
     def stop(self) -> None:

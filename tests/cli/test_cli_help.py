@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from fake_server import Run
 
 from service import __version__
+from service.cli import app
 from service.cli.common import Column, plain_table, program_name
 
 COMMANDS = ["serve", "demo", "infer", "models", "bench", "doctor"]
@@ -47,12 +50,44 @@ def test_client_commands_share_their_flags(run: Run, flag: str) -> None:
         assert flag in run(command, "--help").stdout
 
 
+@pytest.mark.parametrize(
+    "flag", ["--url", "--ssl", "--ssl-root-cert", "--ssl-client-cert", "--ssl-client-key"]
+)
+@pytest.mark.parametrize("command", ["infer", "models", "bench"])
+def test_every_client_command_says_how_a_server_is_spoken_to(run: Run, command: str, flag: str) -> None:
+    assert f" {flag} " in run(command, "--help").stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_with_a_value_says_in_a_users_word_what_it_is(run: Run, command: str) -> None:
     lines = run(command, "--help").stdout.splitlines()
     flags = [line for line in lines if line.strip("│ ").startswith("--")]
     types = ("<int", "<float", "<str", "<path", "INTEGER", "FLOAT", "TEXT", "PATH")
     assert flags and not [line for line in flags if any(name in line for name in types)]
+
+
+@pytest.mark.parametrize("columns", [72, 80, 140, 200])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_name_can_be_read_whole(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run(command, "--help").stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    words = {word for line in lines if line.startswith("│") for word in re.split("[ ,│]+", line)}
+    params = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    names = {name for param in params if not param.hidden for name in param.opts if name.startswith("-")}
+    assert names and names <= words
+
+
+def test_a_narrow_help_says_everything_that_the_wide_one_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(columns: int) -> set[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return set(re.split(r"[\s,│╭╮╰╯─]+", run("serve", "--help").stdout))
+
+    assert told(300) - told(80) <= {"*", "<bool>"}  # what is required, and what has no value
 
 
 def test_help_loads_neither_grpc_nor_numpy() -> None:

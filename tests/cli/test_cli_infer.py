@@ -166,6 +166,27 @@ def test_a_file_that_is_no_array_is_said_so(run: Run, server: FakeServer, tmp_pa
     assert result.exit_code == 2 and result.stderr.endswith("it is not in numpy's format\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty; expected JSON"),
+        ("\n\n", "it is empty; expected JSON"),
+        ('{"x": [[1, 2]\n', "it is no JSON: it ends too early, on line 1"),
+        ('{\n"x": [[1, 2],\n\n', "it is no JSON: it ends too early, on line 2"),
+        ('{"x": "abc\n', "it is no JSON: it ends too early, on line 1"),
+        ('{"x": "abc', "it is no JSON: it ends within the string that begins at line 1, column 7"),
+        ('{"x": [[1 2]]}\n', "it is no JSON: Expecting ',' delimiter at line 1, column 11"),
+    ],
+)
+def test_json_that_is_none_says_where_it_ends_or_is_wrong(
+    run: Run, server: FakeServer, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "x.json").write_text(text)
+    result = run("infer", "affine", tmp_path / "x.json", "--url", server.url)
+    assert result.exit_code == 2
+    assert result.stderr == f"headrace: cannot read inputs from '{tmp_path / 'x.json'}': {words}\n"
+
+
 def test_lists_within_lists_without_end_are_one_sentence(
     run: Run, server: FakeServer, tmp_path: Path
 ) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import trustme
 from fake_server import Run
 from onnx import TensorProto, helper, numpy_helper
 
+from service.config import FRONTENDS
 from service.demo.server import Server, running, started
 
 UPPER = """
@@ -80,6 +83,45 @@ def test_bench_sends_strings(run: Run, words: Server) -> None:
     flags = ["--url", words.url, "-n", 100, "-c", 8, "--shape", "x:3", "--json"]
     report = json.loads(run("bench", "upper", *flags).stdout)
     assert report["failures"] == {} and report["server"]["rows"] == 100
+
+
+@pytest.fixture(params=FRONTENDS)
+def mutual(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Server, Path, list[str]]]:
+    """A server that wants a certificate of its clients, its Unix-domain socket, and the flags of one."""
+    if request.param == "native" and find_spec("service.frontend.native._native") is None:
+        pytest.skip("needs the native front end: libnghttp2-dev, libssl-dev, zlib1g-dev at installation")
+    ca = trustme.CA()
+    own, client = ca.issue_cert("localhost", "127.0.0.1"), ca.issue_cert("client@example.org")
+    root, cert, key = (str(tmp_path / name) for name in ("root", "cert", "key"))
+    mine, my_key, path = (str(tmp_path / name) for name in ("mine", "my_key", "grpc.sock"))
+    ca.cert_pem.write_to_path(root)
+    own.cert_chain_pems[0].write_to_path(cert)
+    own.private_key_pem.write_to_path(key)
+    client.cert_chain_pems[0].write_to_path(mine)
+    client.private_key_pem.write_to_path(my_key)
+    flags = ["--grpc-use-ssl-mutual", "--grpc-server-cert", cert, "--grpc-server-key", key]
+    flags += ["--grpc-root-cert", root, "--grpc-unix-socket", path, "--frontend", request.param]
+    shown = ["--ssl-root-cert", root, "--ssl-client-cert", mine, "--ssl-client-key", my_key]
+    with running(affine(tmp_path / "anything.onnx"), "affine", flags) as server:
+        yield server, Path(path), shown
+
+
+def test_mutual_tls_on_the_port_and_on_the_socket(
+    run: Run, mutual: tuple[Server, Path, list[str]], tmp_path: Path
+) -> None:
+    server, path, flags = mutual
+    (tmp_path / "x.json").write_text("[[1, 2, 3, 4]]")
+    for url in (server.url, f"unix:{path}"):
+        result = run("infer", "affine", tmp_path / "x.json", "--url", url, *flags)
+        assert result.stdout.splitlines() == ["y  FP32  [1, 4]", "[[3. 5. 7. 9.]]"], result.output
+        report = json.loads(
+            run("bench", "affine", "--url", url, *flags, "-n", 4, "--stream", "--json").stdout
+        )
+        assert report["latency_us"]["count"] == 4
+        for less, words in (([], "it may speak TLS"), (flags[:2], "--ssl-client-cert FILE and")):
+            result = run("models", "--url", url, *less)
+            assert result.exit_code == 1
+            assert f"nothing answers at {url} (" in result.stderr and words in result.stderr
 
 
 def test_models_lists_what_is_served(run: Run, real: Server) -> None:

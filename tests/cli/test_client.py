@@ -154,10 +154,31 @@ def test_nobody_there_is_another_error_than_unavailable(nobody: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost", ":8001", "localhost:", "localhost:port", "http://localhost:8001"]
+    "url",
+    ["localhost", ":8001", "localhost:", "localhost:port", "http://localhost:8001", "unix:", "unix:///"],
 )
 def test_addresses_that_are_none_are_said_so(url: str) -> None:
-    with pytest.raises(ClientError, match="--url is HOST:PORT"):
+    with pytest.raises(ClientError, match="--url is HOST:PORT .* or unix:FILE of a socket; got"):
+        Client(url)
+
+
+def test_a_path_that_no_socket_can_have_is_said_so() -> None:
+    with pytest.raises(ClientError, match="a socket's path has at most 107 bytes; got 'unix:/xx"):
+        Client("unix:/" + "x" * 107)
+    Client("unix:///" + "x" * 106).close()
+
+
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("http://localhost:8001/", "localhost:8001"),
+        ("unix://run/grpc.sock", "unix:/run/grpc.sock"),
+        ("/run/grpc.sock", "unix:/run/grpc.sock"),
+        ("./grpc.sock", "unix:./grpc.sock"),
+    ],
+)
+def test_what_was_meant_is_offered(url: str, instead: str) -> None:
+    with pytest.raises(ClientError, match=f"got '{url}', try '{instead}'$"):
         Client(url)
 
 

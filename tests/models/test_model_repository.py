@@ -92,6 +92,17 @@ def test_faults_of_a_model_name_it_and_say_what_was_expected(
     assert words in said
 
 
+@pytest.mark.parametrize("config", ["", "max_batch_size: 4"])
+def test_a_python_model_that_nothing_names_as_one_is_told_what_it_needs(
+    repository: Path, config: str
+) -> None:
+    put(repository, "a", 1, config=config, file="model.py")
+    assert fault(repository).endswith(
+        "expected the model as 1/model.onnx (default_model_filename names another); in 1 is model.py; "
+        'a model in Python needs a config.pbtxt with backend: "python", its inputs and its outputs'
+    )
+
+
 def test_backend_and_platform_may_both_be_named(repository: Path) -> None:
     put(repository, "a", 1, config="backend: 'onnxruntime' platform: 'onnxruntime_onnx'")
     put(repository, "b", 1, config="platform: 'onnxruntime_onnx'")

@@ -150,7 +150,8 @@ def test_the_index_works_without_control_and_loading_does_not(start) -> None:
     for call in (control.load, control.unload):
         code, text = refused(call, "one")
         assert code == "UNAVAILABLE"
-        assert "explicit model load / unload is not allowed if polling is enabled" in text
+        assert text.startswith("explicit model load / unload is not allowed if polling is enabled. ")
+        assert "one started with --model-control-mode explicit lets clients load and unload" in text
 
 
 def test_a_repository_of_its_own_name_cannot_be_chosen(start) -> None:
