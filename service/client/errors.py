@@ -7,7 +7,15 @@ import grpc
 # gRPC has no code of its own for "nobody is there": it is UNAVAILABLE with one of these in the text.
 _NOBODY = ("failed to connect", "Connection refused", "DNS resolution failed", "Name resolution failure")
 # What stands beside "failed to connect" when somebody took the connection: before gRPC was spoken, it ended.
-_HUNG_UP = ("Socket closed", "Connection reset", "andshake", "TSI_", "Failed parsing HTTP/2", "SETTINGS")
+_HUNG_UP = (
+    "Socket closed",
+    "Connection reset",
+    "Broken pipe",
+    "andshake",
+    "TSI_",
+    "Failed parsing HTTP/2",
+    "SETTINGS",
+)
 _UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not in peer certificate", "Hostname Verification")
 _TLS_LIBRARY = "OPENSSL_internal:"  # what follows is the reason for a handshake's end
 _WITHOUT_TLS = (
