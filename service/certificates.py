@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,7 +95,10 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 def _read(flag: str, path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        # Without waiting: of a pipe in its place nothing may ever come.
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadCertificate(f"{flag} '{path}' cannot be read: expected a regular file")
             return file.read()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error

@@ -178,7 +178,9 @@ class ServeConfig:
         size = len(os.fsencode(path))
         if size > SOCKET_PATH_BYTES:
             return [f"--grpc-unix-socket may have {SOCKET_PATH_BYTES} bytes, got {size}: name a shorter path"]
-        return [f"--grpc-unix-socket must be the path of a file, got {path!r}"] if "\0" in path else []
+        if "\0" in path or path.startswith(("unix:", "@")):
+            return [f"--grpc-unix-socket must be the path of a file, such as /run/h.sock, got {path!r}"]
+        return []
 
     def _tls_faults(self) -> list[str]:
         files = {

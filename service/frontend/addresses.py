@@ -60,7 +60,7 @@ class SocketFile:
                 probe.connect(self.path)
         except FileNotFoundError as error:
             there = os.path.isdir(os.path.dirname(self.path) or ".")
-            return "" if there else f"cannot listen on {self.path}: {error.strerror}"
+            return "" if there else self._refusal(f"{error.strerror}, its folder is not there")
         except ConnectionRefusedError:
             return self._unlinked()
         except BlockingIOError:

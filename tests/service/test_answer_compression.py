@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import struct
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Answered, Http2, answered, call_headers, framed
-from scripted import affine
+from http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Answered,
+    Http2,
+    answered,
+    call_headers,
+    framed,
+)
+from scripted import ScriptedEngine, affine, model_spec, tensor
 from wire import infer_request, output, rows
 
 from service._pb import inference as pb
@@ -91,6 +104,24 @@ def test_who_does_not_read_it_and_who_was_not_promised_it_is_answered_as_it_is(a
 def test_what_would_get_no_smaller_is_sent_as_it_is(ask):
     headers, [(flag, _)] = ask(INFER, request_of(rows(1)), width=4, grpc_accept_encoding="gzip")
     assert (headers["grpc-status"], flag) == ("0", 0)
+
+
+@pytest.mark.parametrize("frontend", ["native"], indirect=True)
+@pytest.mark.parametrize("size, flag", [((4 << 20) - 1000, 1), (4 << 20, 0)])
+def test_large_answers_go_as_they_are(serve, size, flag):
+    spec = model_spec("wide", [tensor("x", "FP32", 1)], [tensor("y", "UINT8", size)], max_batch_size=1)
+    engine = ScriptedEngine(spec, lambda x: [np.full((len(x), size), 7, np.uint8)])
+    service, _ = serve(engine, grpc_infer_response_compression_level="low")
+    client = Http2(service.grpc_port)
+    client.send(SETTINGS, 0, 0, struct.pack(">HI", 4, 64 << 20))
+    client.send(WINDOW_UPDATE, 0, 0, struct.pack(">I", 64 << 20))
+    client.send(HEADERS, END_HEADERS, 1, call_headers(INFER, grpc_accept_encoding="gzip"))
+    client.send(DATA, END_STREAM, 1, framed(request_of(np.ones((1, 1), np.float32), "wide")))
+    headers, [(found, message)] = answered(client)
+    client.close()
+    assert (headers["grpc-status"], found) == ("0", flag)
+    response = pb.ModelInferResponse.FromString(gzip.decompress(message) if flag else message)
+    assert response.raw_output_contents[0] == b"\7" * size
 
 
 def test_a_failure_is_said_as_it_is(ask):

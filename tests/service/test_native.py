@@ -149,6 +149,11 @@ def test_a_small_message_that_becomes_a_huge_one_is_refused(serve):
     assert (found["grpc-status"], "--max-message-bytes" in found["grpc-message"]) == ("8", True)
 
 
+def test_what_a_compressed_message_becomes_is_bounded_by_default(serve):
+    found = compressed(serve, gzip.compress(bytes(65 * MB)))
+    assert (found["grpc-status"], "uncompressed" in found["grpc-message"]) == ("8", True)
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"\x00" + data, lambda data: b""])
 def test_a_damaged_compressed_message_is_refused(serve, damage):
     data = damage(gzip.compress(infer_request("affine", x=rows(2)).SerializeToString()))

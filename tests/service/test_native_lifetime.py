@@ -30,7 +30,8 @@ from scripted import ScriptedEngine, affine, model_spec, tensor
 from waiting import LIMIT_S, wait_until
 from wire import SERVICE, infer_request, rows
 
-from service.frontend.native import lifetime
+from service.frontend import tls
+from service.frontend.native import lifetime, server
 
 pytestmark = pytest.mark.parametrize("frontend", ["native"], indirect=True)
 
@@ -254,3 +255,53 @@ def test_a_connection_without_a_greeting_is_closed_at_once(serve):
         service.frontend.server.lanes.go()
         while client.recv(MB):
             pass
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether nobody takes our bytes any more."""
+    try:
+        client.sendall(b"x")
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("handshake_s", [SHORT_S, 60.0])
+def test_a_client_that_greets_wrongly_and_stays_is_not_kept(serve, monkeypatch, handshake_s):
+    monkeypatch.setattr(lifetime, "LINGER_S", SHORT_S)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", handshake_s)
+    service, _ = serve(affine())
+    with socket.create_connection(("127.0.0.1", service.grpc_port), LIMIT_S) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(PING, 0, 0, bytes(8)))
+        while client.recv(MB):  # what is wrong, and the end of what is said
+            pass
+        wait_until(lambda: is_closed(client), "the end of the connection")
+
+
+class Hurried:
+    """A clock on which a second passes whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+
+def test_a_drain_waits_for_answers_that_are_being_read(serve, monkeypatch):
+    clock = Hurried()
+    engine = wide(16 * MB)
+    service, _ = serve(engine, arena_mb=64, output_arena_mb=64, drain_timeout_s=86400)
+    client = Http2(service.grpc_port)
+    client.send(SETTINGS, 0, 0, struct.pack(">HI", 4, 64 * MB))
+    client.send(WINDOW_UPDATE, 0, 0, struct.pack(">I", 64 * MB))
+    client.call(1, INFER, infer_request("wide", x=np.ones((1, 1), np.float32)).SerializeToString())
+    wait_until(lambda: len(engine.batches) == 1 and service.in_flight == 0, "the answer")
+    monkeypatch.setattr(server, "time", clock)
+    drained = Thread(target=service.drain)
+    drained.start()
+    wait_until(lambda: clock.now_s > 20, "a long time")
+    assert sum(len(payload) for kind, _, _, payload in client.frames() if kind == DATA) > 16 * MB
+    client.close()
+    drained.join()

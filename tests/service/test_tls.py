@@ -252,6 +252,14 @@ def test_what_stands_between_certificates_may_be_in_any_language(tmp_path, ca):
     ServeConfig((__file__,), grpc_use_ssl_mutual=True, **files).check()
 
 
+@pytest.mark.parametrize("name", ["cert", "key", "root"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, ca, name):
+    files = install(tmp_path, ca)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert "expected a regular file" in fault_of(grpc_use_ssl_mutual=True, **files)
+
+
 def test_a_key_of_another_certificate(tmp_path, ca):
     files = install(tmp_path, ca)
     (tmp_path / "key").write_bytes(ca.issue_cert("localhost").private_key_pem.bytes())

@@ -82,7 +82,15 @@ def test_a_folder_that_is_not_there(frontend, tmp_path):
     assert "No such file" in refusal(frontend, tmp_path / "nowhere" / "grpc.sock")
 
 
-@pytest.mark.parametrize("path, words", [("/" + 120 * "a", "107 bytes, got 121"), ("a\0b", "path of a file")])
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("/" + 120 * "a", "107 bytes, got 121"),
+        ("a\0b", "path of a file"),
+        ("unix:/run/h.sock", "path of a file"),
+        ("@h", "path of a file"),
+    ],
+)
 def test_a_path_that_none_can_have(path, words):
     with pytest.raises(ConfigError) as caught:
         ServeConfig((__file__,), grpc_unix_socket=path).check()

@@ -45,8 +45,8 @@ static int64_t inflate_all(z_stream *z, uint64_t limit, uint8_t **out, hr_error 
         done = inflate(z, Z_NO_FLUSH);
         if (z->total_out > limit)
             return refuse(err, HR_RESOURCE_EXHAUSTED,
-                          "a compressed message becomes larger than max, what --max-message-bytes allows: send fewer rows, or "
-                          "raise it");
+                          "a compressed message becomes larger than max, the less of 64 MB and what --max-message-bytes allows: "
+                          "send it uncompressed, or fewer rows");
         bool stuck = done == Z_BUF_ERROR && z->avail_in == 0;
         if (stuck || (done != Z_OK && done != Z_STREAM_END && done != Z_BUF_ERROR))
             return refuse(err, HR_INTERNAL, "a compressed message is damaged: expected what grpc-encoding says");

@@ -31,7 +31,8 @@ static void deliver(hr_stream *s, const uint8_t *data, size_t length, bool compr
 static void deliver_compressed(hr_stream *s, const uint8_t *data, size_t length) {
     hr_error err;
     uint8_t *whole;
-    int64_t bytes = hr_inflate(s->encoding, (hr_view){data, length}, readable(s), &whole, &err);
+    uint64_t limit = readable(s) < HR_INFLATED ? readable(s) : HR_INFLATED;
+    int64_t bytes = hr_inflate(s->encoding, (hr_view){data, length}, limit, &whole, &err);
     if (bytes < 0) hr_stream_fail(s, err.code, err.text);
     else deliver(s, whole, (size_t)bytes, true);
     free(whole);

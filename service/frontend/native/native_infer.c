@@ -190,7 +190,8 @@ static hr_message *message_of(hr_stream *s, hr_answer *a) {
     hr_message *m = keep ? message_of_slices(&a->response, bytes) : whole_message(&a->response);
     if (keep && m) hr_message_hold(io, m, a);
     else hr_dispatch_retire(io->dispatch, a);
-    return m && s->packs ? hr_message_compress(io, m, HR_GZIP, io->native->options.compression) : m;
+    bool packs = m && s->packs && bytes <= HR_PACKED;
+    return packs ? hr_message_compress(io, m, HR_GZIP, io->native->options.compression) : m;
 }
 
 /* Sends what may be sent, of the stream's entries. False: the stream is over. */

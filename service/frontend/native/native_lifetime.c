@@ -119,7 +119,7 @@ static uint32_t overdue(hr_connection *c) {
 }
 
 static void hang_up(hr_connection *c, uint32_t code) {
-    if (code == NGHTTP2_NO_ERROR || c->session == NULL) {
+    if (code == NGHTTP2_NO_ERROR || c->session == NULL || c->going == HR_LINGERS) {
         c->broken = true;
     } else {
         c->leaving = true;
@@ -163,7 +163,7 @@ void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload) {
 bool hr_lifetime_linger(hr_connection *c) {
     while (c->streams) hr_stream_close(c->streams); /* there are some when the session was broken off */
     c->going = HR_LINGERS;
-    c->told_by_ns = INT64_MAX;
+    c->greeted_by_ns = c->headers_by_ns = c->go_at_ns = c->told_by_ns = INT64_MAX; /* nothing else is waited for */
     c->gone_by_ns = earlier(c->gone_by_ns, in_ms(c, times_of(c)->linger_ms));
     set_timer(c);
     if (c->tls) hr_tls_end(c);

@@ -27,6 +27,8 @@ enum {
     HR_AHEAD = 192 << 10,           /* what it gets beyond what has come, until as much has come */
     HR_WAITERS = 16,                /* messages of a connection that may wait for memory */
     HR_PLACED = 16 << 10,           /* messages from this size are received into the input arena */
+    HR_INFLATED = 64 << 20,         /* what a compressed message may become: the I/O thread does nothing else meanwhile */
+    HR_PACKED = 4 << 20,            /* larger answers go as they are, for the same reason */
     HR_KEEP = 16 << 10,             /* answers up to this size are encoded whole */
     HR_WINDOW = 64,                 /* requests in flight on one stream */
     HR_READ_AHEAD = 64 << 20,       /* bytes of a stream's requests without answers, or answers not sent */

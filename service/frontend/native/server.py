@@ -123,11 +123,19 @@ class NativeServer:
         self._health.close()
         native.go()
         self._socket_file.remove()
-        end_s = min(end_s, time.monotonic() + LAST_WORDS_S)
-        while native.unsent and time.monotonic() < end_s:
-            await asyncio.sleep(LOOK_S)
+        await self._say_last_words(end_s)
         native.hang_up()
         return unfinished
+
+    async def _say_last_words(self, end_s: float) -> None:
+        """Until nothing is unsent. Only answers are waited for longer than a moment: they were accepted."""
+        now_s = time.monotonic()
+        moment_s = now_s + LAST_WORDS_S
+        while self._native.unsent and now_s < min(moment_s, end_s):
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            if self._native.answer_bytes:
+                moment_s = now_s + LAST_WORDS_S
 
     async def stop(self) -> None:
         if self._watch is not None:
