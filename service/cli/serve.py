@@ -142,7 +142,6 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", help="How long accepted requests may take to finish after SIGTERM."),
     ] = 30.0,
-    grpc_use_ssl: Annotated[bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port.")] = False,
     grpc_keepalive_time: connections.KeepaliveTime = 7_200_000,
     grpc_keepalive_timeout: connections.KeepaliveTimeout = 20_000,
     grpc_keepalive_permit_without_calls: connections.KeepalivePermitWithoutCalls = 1,
@@ -151,6 +150,7 @@ def serve(
     grpc_http2_max_ping_strikes: connections.MaxPingStrikes = 0,
     grpc_max_connection_age: connections.MaxConnectionAge = 0,
     grpc_max_connection_age_grace: connections.MaxConnectionAgeGrace = 0,
+    grpc_use_ssl: Annotated[bool, typer.Option("--grpc-use-ssl", help="TLS on the gRPC port.")] = False,
     grpc_use_ssl_mutual: Annotated[
         bool,
         typer.Option(

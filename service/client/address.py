@@ -12,9 +12,9 @@ import grpc
 
 from service.certificates import BadCertificate, read_client_certificates
 from service.client.errors import ClientError
+from service.config import SOCKET_PATH_BYTES
 
 UNIX = "unix:"
-MAX_UNIX_PATH = 107  # the kernel's
 _WANTED = "--url is HOST:PORT of a gRPC port, for example localhost:8001, or unix:FILE of a socket"
 # Where distributions have the certificates of public authorities, when OpenSSL was not built to know.
 _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cert.pem", "/etc/ssl/ca-bundle.pem")
@@ -80,6 +80,6 @@ def _unix_target(url: str) -> str:
         raise ClientError(f"{_WANTED}; got '{url}', try '{UNIX}/{path.lstrip('/')}'")
     if not path.strip("/"):
         raise ClientError(f"{_WANTED}; got '{url}', which names no file")
-    if len(os.fsencode(path)) > MAX_UNIX_PATH:
-        raise ClientError(f"--url: a socket's path has at most {MAX_UNIX_PATH} bytes; got '{url}'")
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise ClientError(f"--url: a socket's path has at most {SOCKET_PATH_BYTES} bytes; got '{url}'")
     return url

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from fake_server import FakeServer
+from waiting import wait_until
 
 from service._pb import inference as pb
 from service.client import (
@@ -259,8 +260,7 @@ def test_a_stream_that_the_server_drops_fails_what_is_unanswered(server: FakeSer
     async def work(client: AsyncClient) -> BaseException | pb.ModelInferResponse:
         async with InferStream(client) as stream:
             waiting = asyncio.create_task(stream.infer(rows(1)[0]))
-            while not server.seen:  # the request has arrived
-                await asyncio.sleep(0.001)
+            await asyncio.to_thread(wait_until, lambda: server.seen, "the request's arrival")
             await asyncio.to_thread(server.stop)
             (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
             return outcome
@@ -276,8 +276,7 @@ def test_leaving_a_stream_by_an_exception_does_not_wait_for_answers(server: Fake
         async with asyncio.TaskGroup() as group:
             async with InferStream(client) as stream:
                 group.create_task(stream.infer(rows(1)[0]))
-                while not server.seen:
-                    await asyncio.sleep(0.001)
+                await asyncio.to_thread(wait_until, lambda: server.seen, "the request's arrival")
                 raise ZeroDivisionError
 
     with pytest.raises(ExceptionGroup) as caught:
