@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import grpc
 import numpy as np
 import pytest
 from lifecycle import Server
@@ -63,14 +64,26 @@ def test_who_comes_when_the_crowd_has_left_is_served(server):
         crowd(stack, server.ready["grpc_port"])
         crowd(stack, server.ready["metrics_port"])
     wire = Wire(server.address)
-    assert np.array_equal(output(wire.infer(infer_request("affine", x=rows(3)))), 2 * rows(3) + 1)
+    wait_until(lambda: answered(wire), "a call answered")
     wait_until(lambda: probed(server), "a probe answered")
     assert server.in_flight() == 0
     wire.close()
 
 
+def answered(wire: Wire) -> bool:
+    """Whether a call is answered; until those who left have been noticed, a connection may be refused."""
+    try:
+        answer = wire.infer(infer_request("affine", x=rows(3)))
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return False
+    assert np.array_equal(output(answer), 2 * rows(3) + 1)
+    return True
+
+
 def probed(server: Server) -> bool:
+    """Whether the metrics port answers; the same holds for it."""
     try:
         return server.get("/readyz") == (200, "ready\n")
     except OSError:
-        return False  # the threads of those who left may not have noticed yet
+        return False
