@@ -27,6 +27,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from service._pb import model_config as pb
 from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
+from service.models.device_memory import GPU_MEMORY_LIMIT, memory_limit_from
 from service.models.scheduling import EXECUTION_TIMEOUT, scheduling_from
 from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config, reshape_fault
 from service.models.wanted import Wanted, WantedTensor
@@ -85,6 +86,7 @@ LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 NO_HINT_KINDS = (pb.ModelInstanceGroup.KIND_AUTO, pb.ModelInstanceGroup.KIND_CPU)
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
+_ON_DEVICES = frozenset(["tensorrt", "torch"])  # backends with the parameter GPU_MEMORY_LIMIT
 
 
 class ConfigFault(Exception):
@@ -212,7 +214,8 @@ def warnings(config: Any) -> list[str]:
         said.remove("instance_group.kind")
     found = [f"'{path}' in config.pbtxt is a hint that this server does not use" for path in said]
     is_python = "python" in (config.backend, config.platform)  # its parameters are its own
-    for name in sorted(set() if is_python else set(config.parameters) - _KNOWN_PARAMETERS):
+    known = _KNOWN_PARAMETERS | ({GPU_MEMORY_LIMIT} if config.backend in _ON_DEVICES else set())
+    for name in sorted(set() if is_python else set(config.parameters) - known):
         found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
     for entry in config.model_warmup:
         if not entry.batch_size:
@@ -237,6 +240,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
     sizes = _batch_sizes(config, faults)
     inputs, outputs = _tensors("input", config.input, faults), _tensors("output", config.output, faults)
     scheduling = scheduling_from(config, faults)
+    memory_limit = memory_limit_from(config, faults)
     if faults:
         raise ConfigFault("; ".join(faults))
     counts = [group.count or 1 for group in config.instance_group]
@@ -254,6 +258,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         warnings=tuple(warnings(config)),
         config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
         scheduling=scheduling,
+        gpu_memory_limit=memory_limit,
     )
 
 
