@@ -24,6 +24,8 @@ DEFAULT_SERVER_NAME = "headrace"
 DEFAULT_GRPC_PORT = 8001
 DEFAULT_METRICS_PORT = 8002
 MAX_INSTANCES = 64
+MAX_DEVICE = 63
+MAX_STREAMS = 32
 MAX_BATCH_SIZE = 65536
 MAX_BATCH_WAIT_US = 60_000_000
 MAX_ARENA_MB = 1 << 20
@@ -47,9 +49,11 @@ class ServeConfig:
         address both ports are bound to. grpc_port, metrics_port: 0 lets the system choose; the ready line
         says which. max_batch_size: rows of a batch at most, for models that can batch; None derives it, 0
         turns batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch
-        slot is free. instances: execution slots of each model. server_name: what ServerMetadata calls this
-        server. drain_timeout_s: how long accepted requests may take to finish after SIGTERM. arena_mb,
-        output_arena_mb: payload memory of a front-end thread and of a worker, in MiB. spill_mb: what each of
+        slot is free. instances: execution slots of each model; None: one, on a device as many as streams.
+        device, streams: which device runs the models that need one, and on how many CUDA streams.
+        server_name: what ServerMetadata calls this server. drain_timeout_s: how long accepted requests may
+        take to finish after SIGTERM. arena_mb, output_arena_mb: payload memory of a front-end thread and of a
+        worker, in MiB. spill_mb: what each of
         these may have more, for large requests and answers, in MiB; 0: nothing. slots_per_lane: requests
         between one front-end thread and one worker at a time. max_calls: inference calls and streams in
         progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of a
@@ -72,7 +76,9 @@ class ServeConfig:
     metrics_port: int = DEFAULT_METRICS_PORT
     max_batch_size: int | None = None
     max_batch_wait_us: int = 0
-    instances: int = 1
+    instances: int | None = None
+    device: int = 0
+    streams: int = 4
     server_name: str = DEFAULT_SERVER_NAME
     drain_timeout_s: float = 30.0
     arena_mb: int = 256
@@ -118,6 +124,8 @@ class ServeConfig:
             ("max-batch-size", self.max_batch_size, 0, MAX_BATCH_SIZE),
             ("max-batch-wait-us", self.max_batch_wait_us, 0, MAX_BATCH_WAIT_US),
             ("instances", self.instances, 1, MAX_INSTANCES),
+            ("device", self.device, 0, MAX_DEVICE),
+            ("streams", self.streams, 1, MAX_STREAMS),
             ("drain-timeout", self.drain_timeout_s, 0, 86400),
             ("arena-mb", self.arena_mb, 1, MAX_ARENA_MB),
             ("output-arena-mb", self.output_arena_mb, 1, MAX_ARENA_MB),

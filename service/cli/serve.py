@@ -60,8 +60,20 @@ def serve(
         ),
     ] = 0,
     instances: Annotated[
-        int, typer.Option(metavar="N", help="Batches of a model that may execute at once.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Batches of a model that may execute at once. Left out: 1; on a device one per stream.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        int,
+        typer.Option(metavar="N", help="The GPU that runs the models which need one, counted as CUDA does."),
+    ] = 0,
+    streams: Annotated[
+        int, typer.Option(metavar="N", help="CUDA streams of that GPU; all its models share them.")
+    ] = 4,
     server_name: Annotated[
         str, typer.Option(metavar="NAME", help="What ServerMetadata calls this server.")
     ] = "headrace",
@@ -198,6 +210,8 @@ def serve(
         max_batch_size=max_batch_size,
         max_batch_wait_us=max_batch_wait_us,
         instances=instances,
+        device=device,
+        streams=streams,
         server_name=server_name,
         drain_timeout_s=drain_timeout,
         arena_mb=arena_mb,

@@ -59,6 +59,19 @@ class Device:
         flag = api().CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(check(api().cuStreamCreate(int(flag)), "making a stream"))
 
+    def new_event(self) -> int:
+        """An event that a thread can wait for asleep. The context is current."""
+        flags = api().CUevent_flags
+        what = int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING)
+        return int(check(api().cuEventCreate(what), "making an event"))
+
+    def pinned(self, size: int) -> int:
+        """The address of `size` bytes that the device reads and writes by itself. The context is current."""
+        return int(check(api().cuMemHostAlloc(size, 0), "taking pinned memory"))
+
+    def free_pinned(self, address: int) -> None:
+        check(api().cuMemFreeHost(address), "freeing pinned memory")
+
     def model_memory(self, name: str, limit: int = 0) -> ModelMemory:
         """The account of a model that is about to be loaded; `limit` as in its config."""
         return ModelMemory(self.index, name, limit, self._meter, self._loading)

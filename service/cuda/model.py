@@ -50,8 +50,9 @@ class DeviceContext(Protocol):
 
     def prepare(self, shapes: Sequence[Shape], inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Of the next run: the whole shapes of its inputs (padded batch first), and addresses on the device.
-        An output's address is 0 where its size depends on data. Raises EngineError: a shape that the model
-        does not take; nothing is enqueued then.
+        An output's address is 0 where its size is not known yet: `output_shapes` says it, and `prepare` comes
+        again, or it depends on data, and the engine finds memory for it. Raises EngineError: a shape that the
+        model does not take; nothing is enqueued then.
         """
 
     def output_shapes(self) -> Sequence[Shape]:

@@ -39,6 +39,10 @@ class EngineError(Exception):
     """A batch failed in the model. The text reaches the client."""
 
 
+class UnservedShape(EngineError):
+    """The model does not take inputs of this batch's shape. All its requests have it: the callers' fault."""
+
+
 class Instance(Protocol):
     """One execution slot of a model."""
 

@@ -107,7 +107,7 @@ class Defaults:
 
     max_batch_size: int | None = None
     max_batch_wait_us: int = 0
-    instances: int = 1
+    instances: int | None = None
 
 
 def parse(data: bytes) -> Parsed:
@@ -254,7 +254,8 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         inputs=inputs,
         outputs=outputs,
         max_batch_wait_us=wait_us,
-        instances=sum(counts) or defaults.instances,
+        instances=sum(counts) or defaults.instances or 1,
+        says_instances=bool(counts) or defaults.instances is not None,
         warnings=tuple(warnings(config)),
         config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
         scheduling=scheduling,

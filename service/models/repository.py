@@ -129,7 +129,8 @@ def _model_file(path: str, defaults: Defaults) -> Found:
     wanted = Wanted(
         max_batch_size=defaults.max_batch_size,
         max_batch_wait_us=defaults.max_batch_wait_us,
-        instances=defaults.instances,
+        instances=defaults.instances or 1,
+        says_instances=defaults.instances is not None,
     )
     return Found(PurePath(path).stem, "1", path, wanted)
 

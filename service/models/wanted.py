@@ -45,8 +45,8 @@ class Wanted:
         max_batch_size: rows of a batch at most; 0: no batching; None: derived. firm: a model that cannot do
         `max_batch_size` is refused, instead of served with less. batch_sizes: sizes that the engine may run,
         ascending; empty: every size. max_batch_wait_us, instances: as in ModelSpec. warnings: sentences about
-        the config for the log. config_json, scheduling: as in ModelSpec. gpu_memory_limit: bytes that a
-        model may take of a device; 0: no limit.
+        the config for the log. config_json, scheduling: as in ModelSpec. says_instances: `instances`
+        is not a default. gpu_memory_limit: bytes that a model may take of a device; 0: no limit.
     """
 
     max_batch_size: int | None = None
@@ -56,6 +56,7 @@ class Wanted:
     outputs: tuple[WantedTensor, ...] = ()
     max_batch_wait_us: int = 0
     instances: int = 1
+    says_instances: bool = False
     warnings: tuple[str, ...] = ()
     config_json: str = ""
     scheduling: Scheduling = Scheduling()

@@ -15,6 +15,7 @@ from typing import Any
 
 from service.config import ServeConfig
 from service.control import Channel
+from service.cuda.device import choose
 from service.engines.base import Engine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
 from service.models.repository import NO_OVERRIDE, Found, Override
@@ -42,6 +43,7 @@ def open_worker(
 
     `load` and `open_one` are where tests put engines of their own.
     """
+    choose(config.device, config.streams)
     settings: dict[str, Any] = {"first_id": kept["next_id"], "keep": keep}
     if not config.explicit:
         return Worker(load(config), config.output_arena_mb, config.spill_mb, **settings)
