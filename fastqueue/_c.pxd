@@ -8,7 +8,7 @@ cdef extern from "fq_fork.h" nogil:
 cdef extern from "fq_layout.h" nogil:
     ctypedef struct fq_bell:
         pass
-    const int FQ_MAX_RANK, FQ_MAX_TENSORS, FQ_MAX_EXTENTS, FQ_MAX_MODELS, FQ_MAX_SIZES, FQ_REASONS, FQ_TEXT
+    const int FQ_MAX_RANK, FQ_MAX_TENSORS, FQ_MAX_EXTENTS, FQ_MAX_MODELS, FQ_MAX_SIZES, FQ_REASONS, FQ_TEXT, FQ_ENGINE_COUNTS
     const uint32_t FQ_ABI_VERSION, FQ_FINAL, FQ_AGAIN, FQ_UNLAUNCHED
     const uint64_t FQ_MAGIC_LANE, FQ_MAGIC_INPUT, FQ_MAGIC_OUTPUT, FQ_MAGIC_WORKER
 
@@ -50,9 +50,10 @@ cdef extern from "fq_layout.h" nogil:
         fq_a64 rows, compute_ns, output_ns
         fq_count input
     ctypedef struct fq_model_stats:
-        fq_a64 model, rows, executions, last_unix_ms, cancelled, expired, slow, pending_rows
+        fq_a64 model, rows, executions, last_unix_ms, cancelled, expired, slow, pending_rows, padding_rows
         fq_count success, fail, queue, input, compute, output
         fq_a64 *batches
+        fq_a64 *engine
         fq_size_stats *sizes
     ctypedef struct fq_worker_page:
         uint64_t magic, bytes
@@ -166,6 +167,7 @@ cdef extern from "fq_control.h" nogil:
         fq_model *model
         uint64_t number
         uint32_t rows, padding, part_count
+        uint64_t *counts
         int reason, reserved
         int64_t closed_ns, launched_ns, input_ns, compute_ns
         fq_part *parts

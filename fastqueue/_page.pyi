@@ -35,6 +35,8 @@ class ModelStats(NamedTuple):
     expired: int
     slow: int
     pending_rows: int
+    padding_rows: int
+    engine: tuple[int, ...]
     reasons: dict[str, int]
     sizes: list[SizeStats]
 

@@ -22,7 +22,7 @@ SizeStats = namedtuple("SizeStats", "rows executions input_ns compute_ns output_
 ModelStats = namedtuple(
     "ModelStats",
     "model rows executions last_unix_ms success fail queue input compute output cancelled expired slow "
-    "pending_rows reasons sizes",
+    "pending_rows padding_rows engine reasons sizes",
 )
 
 
@@ -63,6 +63,8 @@ cdef object model_stats(const _c.fq_model_stats *m):
         _c.fq_load_rlx(&m.last_unix_ms, _c.S2), read_count(&m.success), read_count(&m.fail), read_count(&m.queue),
         read_count(&m.input), read_count(&m.compute), read_count(&m.output), _c.fq_load_rlx(&m.cancelled, _c.S2),
         _c.fq_load_rlx(&m.expired, _c.S2), _c.fq_load_rlx(&m.slow, _c.S2), _c.fq_load_rlx(&m.pending_rows, _c.S2),
+        _c.fq_load_rlx(&m.padding_rows, _c.S2),
+        tuple([_c.fq_load_rlx(&m.engine[i], _c.S2) for i in range(_c.FQ_ENGINE_COUNTS)]),
         {REASONS[i]: _c.fq_load_rlx(&m.batches[i], _c.S2) for i in range(_c.FQ_REASONS)},
         sorted(sizes),
     )

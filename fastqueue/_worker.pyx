@@ -131,6 +131,14 @@ cdef class Batch:
         self.alive()
         self.batch.compute_ns = _c.fq_now(self.former.former)
 
+    def count(self, uint32_t which, uint64_t n=1) -> None:
+        """Adds to a number of the engine's own, which is in the model's statistics (`ModelStats.engine`) when the batch is
+        complete. `which`: 0 to 3, and the engine knows what it is."""
+        self.alive()
+        if which >= _c.FQ_ENGINE_COUNTS:
+            raise ValueError(f"an engine has {_c.FQ_ENGINE_COUNTS} numbers of its own, and none is {which}")
+        self.batch.counts[which] += n
+
     def reserve(self, outputs, bint wait=True):
         """Memory in the output arena for the whole batch's outputs: their addresses.
 

@@ -100,6 +100,7 @@ static inline void fq_batch_open(fq_former *f, fq_batch *b, fq_model *model, int
     b->reason = reason;
     b->number = ++f->batch_count;
     b->rows = b->padding = b->part_count = 0;
+    memset(b->counts, 0, sizeof b->counts);
     b->closed_ns = now;
     b->launched_ns = b->input_ns = b->compute_ns = b->stalled_ns = b->stalled_since = 0;
     b->slow = 0;

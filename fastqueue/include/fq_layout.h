@@ -29,7 +29,7 @@
 #include "fq_bell.h"
 #include "fq_ring.h"
 
-#define FQ_ABI_VERSION 5u
+#define FQ_ABI_VERSION 6u
 #define FQ_PAGE 4096u
 
 #define FQ_MAGIC_LANE 0x3130454e414c5146ull   /* "FQLANE01" */
@@ -229,6 +229,8 @@ typedef struct fq_size_stats {
     fq_a64 output_ns;
 } fq_size_stats;
 
+enum { FQ_ENGINE_COUNTS = 4 }; /* what an engine counts of its batches besides; it knows their names */
+
 typedef struct fq_model_stats {
     fq_a64 model; /* id, 0: unused */
     fq_a64 rows;  /* inference_count: rows executed, without padding */
@@ -244,6 +246,8 @@ typedef struct fq_model_stats {
     fq_a64 expired;
     fq_a64 slow; /* batches that ran for longer than fq_slow_after_ns */
     fq_a64 pending_rows;
+    fq_a64 padding_rows; /* rows that ran behind those of clients */
+    fq_a64 engine[FQ_ENGINE_COUNTS];
     fq_a64 batches[FQ_REASONS];
     fq_size_stats sizes[FQ_MAX_SIZES];
 } fq_model_stats;

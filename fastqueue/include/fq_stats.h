@@ -35,6 +35,8 @@ static inline void fq_stats_batch(const fq_batch *b, int64_t now, uint64_t unix_
     fq_size_stats *size = fq_stats_size(stats, b->rows + b->padding);
     fq_add(&stats->rows, b->rows);
     fq_add(&stats->executions, 1);
+    fq_add(&stats->padding_rows, b->padding);
+    for (uint32_t i = 0; i < FQ_ENGINE_COUNTS; i++) fq_add(&stats->engine[i], b->counts[i]);
     fq_add(&stats->batches[b->reason], 1);
     fq_store_rlx(&stats->last_unix_ms, unix_ms, S1);
     if (!size) return;

@@ -88,6 +88,7 @@ typedef struct fq_batch {
     uint32_t rows;
     uint32_t padding; /* rows that the model runs behind those: in the size that is counted, in no other number */
     uint32_t part_count;
+    uint64_t counts[FQ_ENGINE_COUNTS]; /* added to the model's `engine` when the batch is complete */
     int64_t closed_ns;
     int64_t launched_ns;
     int64_t input_ns;   /* when the inputs were in place */

@@ -10,12 +10,14 @@ Worker counters start from 0 when a worker is started again, which Prometheus ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from service.models.counts import GRAPH_HITS, GRAPH_MISSES, PINNED_FALLBACKS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MODEL_LABELS = ("model", "version")
@@ -58,6 +60,10 @@ class StatsLike(Protocol):
     @property
     def pending_rows(self) -> int: ...
     @property
+    def padding_rows(self) -> int: ...
+    @property
+    def engine(self) -> Sequence[int]: ...
+    @property
     def reasons(self) -> dict[str, int]: ...
 
 
@@ -84,6 +90,26 @@ _SUMMED = ", summed over requests of outcome success (each counts the whole time
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[StatsLike], float]], ...] = (
     ("headrace_inference_count", "Rows that were executed; padded rows are not counted.", lambda s: s.rows),
     ("headrace_execution_count", "Batches that were executed.", lambda s: s.executions),
+    (
+        "headrace_padding_rows",
+        "Rows that were executed to fill batches up to a size that the engine has.",
+        lambda s: s.padding_rows,
+    ),
+    (
+        "headrace_graph_hits",
+        "Batches on a GPU that ran as a captured CUDA graph.",
+        lambda s: s.engine[GRAPH_HITS],
+    ),
+    (
+        "headrace_graph_misses",
+        "Batches on a GPU that were enqueued without a graph.",
+        lambda s: s.engine[GRAPH_MISSES],
+    ),
+    (
+        "headrace_pinned_fallbacks",
+        "Pieces of batches that a GPU could not copy from pinned memory.",
+        lambda s: s.engine[PINNED_FALLBACKS],
+    ),
     (
         "headrace_slow_batches",
         "Batches that ran for longer than 10 s and than 20 times what was predicted.",

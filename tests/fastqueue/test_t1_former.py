@@ -226,7 +226,7 @@ def test_an_unknown_model_is_answered() -> None:
     assert rig.poll()[slot].status == UNAVAILABLE
 
 
-def test_padding_is_in_the_size_that_ran_and_in_no_other_number() -> None:
+def test_padding_is_in_the_size_that_ran_and_in_a_number_of_its_own() -> None:
     rig = Rig(max_batch=4)
     for rows, padding in ((3, 1), (4, 0), (3, 0)):
         slot = rig.submit(rows=rows)
@@ -236,6 +236,24 @@ def test_padding_is_in_the_size_that_ran_and_in_no_other_number() -> None:
     (stats,) = rig.former.stats()
     assert (stats.rows, stats.executions) == (10, 3)
     assert [(s.rows, s.executions) for s in stats.sizes] == [(3, 1), (4, 2)]
+    assert stats.padding_rows == 1
+
+
+def test_an_engine_has_numbers_of_its_own() -> None:
+    rig = Rig()
+    rig.submit()
+    batch = rig.launch()
+    assert batch is not None
+    batch.count(0)
+    batch.count(3, 7)
+    batch.count(3)
+    with pytest.raises(ValueError, match="an engine has 4 numbers of its own, and none is 4"):
+        batch.count(4)
+    rig.compute(batch)
+    rig.submit()
+    rig.run_all()
+    (stats,) = WorkerPage(rig.former.page_fd).stats()
+    assert stats.engine == (1, 0, 0, 8)
 
 
 def test_counters_say_what_ran() -> None:

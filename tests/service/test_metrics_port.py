@@ -115,7 +115,7 @@ def test_an_unknown_path_names_the_known_ones(serve):
 def test_every_family_says_what_it_counts_and_in_which_unit():
     text = Metrics(lambda: Snapshot(True, 0, (), {})).text().decode()
     families = list(text_string_to_metric_families(text))
-    assert len(families) == 14 and len({family.documentation for family in families}) == 14
+    assert len(families) == 18 and len({family.documentation for family in families}) == 18
     for family in families:
         assert family.documentation.endswith("."), family
         assert family.documentation.startswith("Seconds") == family.name.endswith("_seconds"), family
@@ -127,7 +127,8 @@ def test_the_series_of_a_model_go_with_it():
     empty = metrics.text()
 
     class Stats:
-        rows = executions = cancelled = expired = slow = pending_rows = 0
+        rows = executions = cancelled = expired = slow = pending_rows = padding_rows = 0
+        engine = (0, 0, 0, 0)
         reasons = {"full": 1}
 
         class success:
