@@ -37,7 +37,7 @@ cdef extern from "fq_layout.h" nogil:
     ctypedef struct fq_answer:
         uint32_t slice_count
     ctypedef struct fq_arena_header:
-        uint64_t magic, bytes
+        uint64_t magic, bytes, head_bytes
         uint32_t version
     ctypedef struct fq_lane_header:
         uint64_t magic, bytes
@@ -172,7 +172,7 @@ cdef extern from "fq_control.h" nogil:
         int64_t closed_ns, launched_ns, input_ns, compute_ns
         fq_part *parts
     ctypedef struct fq_output:
-        uint64_t granules, free_granules
+        uint64_t granules, free_granules, head
     ctypedef struct fq_former:
         fq_output output
         fq_worker_page *page

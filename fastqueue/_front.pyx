@@ -63,6 +63,7 @@ cdef class InputArena:
         header = <_c.fq_arena_header *>self.base
         header.version = _c.FQ_ABI_VERSION
         header.bytes = self.size
+        header.head_bytes = self.size - spill
         header.magic = _c.FQ_MAGIC_INPUT
 
     def __dealloc__(self):

@@ -26,14 +26,14 @@ Running = namedtuple("Running", "model rows number age_ns slow_after_ns slow")
 
 
 cdef class Batch:
-    """A launched batch. It ends with `complete` or `fail`; after that every call raises QueueError."""
+    """A launched batch. It ends with `complete`, `fail` or `hand_over`; after that every call raises QueueError."""
     cdef BatchFormer former
     cdef _c.fq_batch *batch
     cdef list row_ends
 
     cdef int alive(self) except -1:
         if self.batch == NULL:
-            raise QueueError("this batch is done: it was completed, failed, or had nothing left to run")
+            raise QueueError("this batch is done: it was completed, failed, handed over, or had nothing left to run")
         return self.former.alive()
 
     @property
@@ -220,6 +220,17 @@ cdef class Batch:
             _c.fq_batch_fail(self.batch, status, _c.FQ_AGAIN if again else 0, text)
         self.batch = NULL
 
+    def hand_over(self) -> int:
+        """Address of the fq_batch, for C that ends the batch in its own time (fq_batch_complete or fq_batch_fail of
+        fq_batch.h), before the BatchFormer is gone; this object is done. QueueError: its outputs' row ends are a
+        buffer of `reserve`, which lives only as long as this object."""
+        self.alive()
+        if self.row_ends is not None and any(ends is not None for ends in self.row_ends):
+            raise QueueError("a batch whose output rows differ in size cannot be handed over; complete it")
+        cdef size_t address = <size_t>self.batch
+        self.batch = NULL
+        return address
+
     def __reduce__(self):
         raise TypeError("a Batch belongs to its worker and cannot be pickled")
 
@@ -231,7 +242,7 @@ cdef class Attached:
     cdef void *lane
     cdef void *arena
     cdef void *private_memory
-    cdef uint64_t lane_size, arena_size
+    cdef uint64_t lane_size, arena_size, head_size
     cdef int eventfd
     cdef unsigned generation
 
@@ -323,6 +334,9 @@ cdef class BatchFormer:
         a.arena = map_memory(arena_fd, 0, &a.arena_size, "input arena")
         if a.arena_size < 4096 or (<_c.fq_arena_header *>a.arena).magic != _c.FQ_MAGIC_INPUT:
             raise LayoutMismatch("input arena: the descriptor holds something else")
+        a.head_size = (<_c.fq_arena_header *>a.arena).head_bytes
+        if a.head_size > a.arena_size or a.head_size % 4096:
+            raise LayoutMismatch(f"input arena: a head of {a.head_size} bytes in {a.arena_size}; expected whole pages within it")
         a.private_memory = calloc(1, _c.fq_attached_private_bytes(header.slots))
         if a.private_memory == NULL:
             raise MemoryError()
@@ -334,8 +348,23 @@ cdef class BatchFormer:
         self.lanes[number] = a
         return number
 
-    def detach_lane(self, uint32_t number) -> None:
-        """The front end of a lane is gone. Waits, without the GIL, for what is launched."""
+    def lane_memory(self, uint32_t number):
+        """The lane's input arena as it is mapped here, read-only: (address, bytes of its head, bytes). The head
+        is always backed by memory, what lies behind it only while a large request does. ValueError: no such lane."""
+        self.alive()
+        cdef Attached a = self.lanes.get(number)
+        if a is None:
+            raise ValueError(f"lane {number} is not attached")
+        return <size_t>a.arena, a.head_size, a.arena_size
+
+    def output_memory(self):
+        """The output arena as it is mapped here: (address, bytes of its head, bytes). Outputs lie in it."""
+        self.alive()
+        return <size_t>self.output, self.former.output.head * 4096, self.output_size
+
+    def detach_lane(self, uint32_t number, drained=None) -> None:
+        """The front end of a lane is gone. Waits, without the GIL, for what is launched. `drained` is called when
+        nothing reads the lane's memory any more and before it is unmapped."""
         self.alive()
         # Out of the table before the number is free: another thread may attach a lane under it at once.
         attached = self.lanes.pop(number, None)
@@ -343,6 +372,8 @@ cdef class BatchFormer:
             raise ValueError(f"lane {number} is not attached")
         with nogil:
             _c.fq_former_detach(self.former, number)
+        if drained is not None:
+            drained()
         del attached  # unmapped only now
 
     def add_model(self, uint32_t id, *, uint32_t group, uint32_t max_batch, element_bytes, output_row_bytes,

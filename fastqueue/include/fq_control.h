@@ -27,7 +27,7 @@ static inline void fq_former_init(fq_former *f, fq_worker_page *page, void *outp
     page->version = header->version = FQ_ABI_VERSION;
     page->bytes = sizeof *page;
     page->magic = FQ_MAGIC_WORKER;
-    header->bytes = output_bytes;
+    header->bytes = header->head_bytes = output_bytes;
     header->magic = FQ_MAGIC_OUTPUT;
     f->page = page;
     f->output_base = (unsigned char *)output;
@@ -41,6 +41,7 @@ static inline void fq_former_set_spill(fq_former *f, uint64_t bytes, int fd, fq_
     fq_output_init(&f->output, f->output.granules * FQ_GRANULE, bytes, f->output.free_bits);
     f->output_fd = fd;
     f->punch = punch;
+    ((fq_arena_header *)f->output_base)->head_bytes = f->output.head * FQ_GRANULE;
 }
 
 /* Private memory of a lane with `slots` slots on the worker's side, in bytes. */

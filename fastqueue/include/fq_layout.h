@@ -204,8 +204,13 @@ typedef struct fq_arena_header {
     uint64_t magic;
     uint32_t version;
     uint32_t reserved;
-    uint64_t bytes; /* of the whole mapping, this page included */
+    uint64_t bytes;      /* of the whole mapping, this page included */
+    uint64_t head_bytes; /* of what lies before the sparse tail, this page included */
 } fq_arena_header;
+
+#ifndef FQ_MODEL
+_Static_assert(sizeof(fq_arena_header) == 32, "layout of an arena's header");
+#endif
 
 /* ---- the worker page ---- */
 

@@ -32,6 +32,7 @@ static int make_arena(hr_dispatch *d, uint32_t arena_mb, uint32_t spill_mb, hr_e
     fq_arena_header *header = (fq_arena_header *)(void *)d->arena;
     header->version = FQ_ABI_VERSION;
     header->bytes = d->arena_bytes;
+    header->head_bytes = d->arena_bytes - spill;
     header->magic = FQ_MAGIC_INPUT;
     return 0;
 }
