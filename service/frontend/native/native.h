@@ -14,6 +14,7 @@
  *   native_thread.c      the loop; commands from other threads; accepting
  *   native_control.c     what the rest of the process asks
  *   native_connection.c  a socket and its nghttp2 session; the limits on what a peer may do
+ *   native_socket.c      what its socket is told
  *   native_lifetime.c    how long a connection may take, and how it ends
  *   native_frames.c      frames that RFC 9113 forbids and nghttp2 does not
  *   native_output.c      what a connection still has to send

@@ -9,8 +9,6 @@
  * for a peer that does not read. Who goes beyond gets a GOAWAY and is gone. Limits of time are in native_lifetime.c.
  */
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -324,7 +322,6 @@ int hr_connection_greet(hr_connection *c) {
 }
 
 void hr_connection_new(hr_io *io, int fd) {
-    int one = 1;
     hr_connection *c = calloc(1, sizeof *c);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     if (c == NULL) {
@@ -339,7 +336,7 @@ void hr_connection_new(hr_io *io, int fd) {
     c->older = io->connections;
     if (c->older) c->older->newer = c;
     io->connections = c;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* not for a Unix socket */
+    hr_socket_tune(fd);
     int begun = io->tls ? hr_tls_begin(c) : hr_connection_greet(c);
     if (begun != 0 || epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
         hr_connection_close(c);

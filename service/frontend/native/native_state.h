@@ -18,6 +18,7 @@ enum {
     HR_CONNECTION_WINDOW = 32 << 20,
     HR_FRAME = 1 << 20,             /* what a peer may put into one frame */
     HR_SEND_FRAME = 256 << 10,      /* what we put into one, if the peer lets us */
+    HR_SEND_BUFFER = 256 << 10,     /* of a socket to this machine itself; the kernel takes twice that */
     HR_OUTPUT_CAP = 1 << 20,        /* bytes that a connection takes over from its streams at once */
     HR_REFER = 2048,                /* payloads from this size are referred to, smaller ones copied */
     HR_READ = 16 << 10,             /* the side buffer of a read */
@@ -373,6 +374,10 @@ void hr_lifetime_goaway_sent(hr_connection *c, int32_t last);
 void hr_lifetime_acknowledged(hr_connection *c, const uint8_t *payload); /* a PING of ours */
 bool hr_lifetime_linger(hr_connection *c); /* all is said: false when it is to be closed at once */
 void hr_lifetime_expire(hr_connection *c); /* its timer has gone off */
+
+/* ---- native_socket.c ---- */
+
+void hr_socket_tune(int fd);
 
 /* ---- native_thread.c ---- */
 
