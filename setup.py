@@ -21,12 +21,14 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-INCLUDES = ["fastqueue/include", "service/codec", "service/frontend", "service/frontend/native"]
+SERVICE_INCLUDES = ["service/codec", "service/cuda", "service/frontend", "service/frontend/native"]
+INCLUDES = ["fastqueue/include", *SERVICE_INCLUDES]
 NATIVE = "service/frontend/native/_native.pyx"
 EXTENSIONS = {  # the Cython file: the C files that are compiled into the same module
     **{pyx: [] for pyx in sorted(glob("fastqueue/*.pyx"))},
     "service/codec/_codec.pyx": ["service/codec/*.c"],
     "service/frontend/_dispatch.pyx": ["service/codec/*.c", "service/frontend/dispatch*.c"],
+    "service/cuda/_launch.pyx": ["service/cuda/*.c"],
     NATIVE: [
         "service/codec/*.c",
         "service/frontend/dispatch*.c",

@@ -220,6 +220,12 @@ cdef class Batch:
             _c.fq_batch_fail(self.batch, status, _c.FQ_AGAIN if again else 0, text)
         self.batch = NULL
 
+    @property
+    def address(self) -> int:
+        """Of the fq_batch, for C that reads it while this object lives."""
+        self.alive()
+        return <size_t>self.batch
+
     def hand_over(self) -> int:
         """Address of the fq_batch, for C that ends the batch in its own time (fq_batch_complete or fq_batch_fail of
         fq_batch.h), before the BatchFormer is gone; this object is done. QueueError: its outputs' row ends are a

@@ -13,7 +13,7 @@ from typing import Any
 OUT_OF_MEMORY = 2
 
 # After these the context is lost: every later call fails with the same error, until the process ends.
-_STICKY = {
+STICKY = {
     4: "CUDA_ERROR_DEINITIALIZED",
     46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
     214: "CUDA_ERROR_ECC_UNCORRECTABLE",
@@ -53,7 +53,7 @@ class DriverError(Exception):
 
 def is_sticky(code: int) -> bool:
     """Whether nothing runs on the context any more after this result."""
-    return code in _STICKY
+    return code in STICKY
 
 
 @cache

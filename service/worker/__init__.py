@@ -4,6 +4,7 @@ worker      the batch former, the models, the links and control over them: every
 links       what is said to front ends, and the table of what is served that they have copies of
 control     models by name: loaded, loaded again and unloaded while others are served
 models      models by id: their instances, streams and launchers
+devices     the device, when a model runs on one
 library     what can be loaded
 configured  the warm-up that a model's config asks for
 warmup      runs every instance of a model before it is served

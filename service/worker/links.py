@@ -20,11 +20,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastqueue import BatchFormer, QueueError
 from service.control import Channel, Message, ProtocolError
 from service.log import say
+from service.worker.devices import Devices
 from service.worker.models import LoadedModel
 
 FDS_PER_LANE = 3
@@ -51,7 +53,7 @@ class Links:
     """All links of a worker. `on_call` gets each load and unload, and must not wait."""
 
     def __init__(
-        self, former: BatchFormer, devices: list[str], on_call: Callable[[Link, Message], None]
+        self, former: BatchFormer, devices: Devices, on_call: Callable[[Link, Message], None]
     ) -> None:
         self._former = former
         self._devices = devices
@@ -128,7 +130,7 @@ class Links:
                 link.ready = False  # a dead front end sends nothing: no swap waits for it
                 self._changed.notify_all()
             for lane in lanes:
-                self._former.detach_lane(lane)
+                self._former.detach_lane(lane, partial(self._devices.detached, lane))
             with self._changed:
                 del self._links[link]
                 self._changed.notify_all()
@@ -136,7 +138,7 @@ class Links:
 
     def _say_ready(self, link: Link) -> None:
         with self._changed:  # a table that is swapped meanwhile comes behind this one
-            body = {"models": self._models(), "states": self._states, "devices": self._devices}
+            body = {"models": self._models(), "states": self._states, "devices": self._devices.names}
             link.send("ready", body, [self._former.page_fd, self._former.output_fd])
             link.ready = True
             link.swapped = self._swap
@@ -163,6 +165,7 @@ class Links:
                 )
             for i in range(0, len(fds), FDS_PER_LANE):
                 lanes.append(self._former.attach_lane(*fds[i : i + FDS_PER_LANE]))
+                self._devices.attached(lanes[-1])
         finally:
             for fd in fds:
                 os.close(fd)

@@ -4,6 +4,9 @@
     remove    after every front end has stopped sending to it: waits until all that was sent is answered, then
               ends the launchers and frees everything
 
+A model that runs on a device has no streams of its own: it is added to the executor, whose streams belong to
+the device (`service.cuda`).
+
 Ids are never used again, streams and the former's rows are. A stream's number may be given to the next model
 only when its launcher has left; so streams come and go under one lock, which is never held while a model
 works.
@@ -16,9 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fastqueue import BatchFormer, Level, QueueError
+from service.cuda.model import DeviceModel
 from service.engines.base import Engine, Instance
 from service.errors import StartError
 from service.models.labels import MAX_LABEL_BYTES
+from service.worker.devices import DEVICE_GROUP, HEAD_START_NS, Devices
 from service.worker.launcher import run_stream
 from service.worker.warmup import start_instances
 from service.worker.watch import Watched
@@ -44,7 +49,7 @@ def check_room(served: Iterable[Engine]) -> None:
     engines = list(served)
     if len(engines) > MAX_MODELS:
         raise StartError(f"{len(engines)} models and versions in all; a worker has room for {MAX_MODELS}")
-    instances = sum(engine.spec.instances for engine in engines)
+    instances = sum(engine.spec.instances for engine in engines if not isinstance(engine, DeviceModel))
     if instances > MAX_INSTANCES:
         raise StartError(
             f"{instances} instances in all; a worker has room for {MAX_INSTANCES}: lower --instances"
@@ -58,8 +63,9 @@ def check_room(served: Iterable[Engine]) -> None:
 class Models:
     """`first_id`: no id below it is given."""
 
-    def __init__(self, former: BatchFormer, first_id: int = 1) -> None:
+    def __init__(self, former: BatchFormer, devices: Devices, first_id: int = 1) -> None:
         self._former = former
+        self._devices = devices
         self._lock = threading.Lock()
         self.next_id = first_id
         self._loaded: set[LoadedModel] = set()
@@ -72,7 +78,10 @@ class Models:
             model = LoadedModel(self.next_id, engine)
             self.next_id += 1
         try:
-            model.instances = start_instances(engine)
+            if isinstance(engine, DeviceModel):
+                self._devices.executor().add(model.id, engine)
+            else:
+                model.instances = start_instances(engine)
             self._register(model)
         except BaseException as error:
             self.free(model)
@@ -83,9 +92,11 @@ class Models:
 
     def _register(self, model: LoadedModel) -> None:
         spec = model.engine.spec
+        on_device = isinstance(model.engine, DeviceModel)
         self._former.add_model(
             model.id,
-            group=model.id,
+            group=DEVICE_GROUP if on_device else model.id,
+            head_start_ns=HEAD_START_NS if on_device else 0,
             max_batch=spec.max_batch_size or 1,
             batched=spec.max_batch_size > 0,
             element_bytes=[tensor.element_bytes for tensor in spec.inputs],
@@ -100,6 +111,7 @@ class Models:
         )
         try:
             with self._lock:
+                self._loaded.add(model)
                 for instance in model.instances:
                     self._launch(model, instance)
         except QueueError:
@@ -117,7 +129,6 @@ class Models:
         )
         thread.start()
         model.launchers.append(thread)
-        self._loaded.add(model)
 
     def _unregister(self, model: LoadedModel) -> None:
         self._former.remove_model(model.id)
@@ -149,9 +160,10 @@ class Models:
             found[model.id] = Watched(f"model '{spec.name}' version {spec.version}", limit_s)
         return found
 
-    @staticmethod
-    def free(model: LoadedModel) -> None:
+    def free(self, model: LoadedModel) -> None:
         """Closes the instances and the engine of a model that runs nowhere."""
+        if isinstance(model.engine, DeviceModel):
+            self._devices.executor().remove(model.id)
         for instance in model.instances:
             instance.close()
         model.engine.close()

@@ -2,7 +2,7 @@
 
     link threads      one per link: attaches the front end's lanes, says what is served, detaches: links.py
     former thread     native: takes requests from all lanes and closes batches
-    launcher threads  one per stream: launcher.py; which model has which: models.py
+    launcher threads  one per stream: launcher.py; which model has which: models.py; a device's: devices.py
     watch thread      ends the process when a batch hangs: watch.py
     control threads   one per model that is being loaded or unloaded: control.py
 
@@ -17,7 +17,7 @@ counters and other links stay.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,11 @@ from service.engines.base import Engine
 from service.models.repository import Override
 from service.models.spec import ModelSpec
 from service.worker.control import Control, Keep
+from service.worker.devices import Devices
 from service.worker.library import Library
 from service.worker.links import Link, Links
 from service.worker.models import Models
-from service.worker.watch import Watch
+from service.worker.watch import Watch, end_process
 
 
 def _forget(_: dict[str, Any]) -> None:
@@ -41,7 +42,8 @@ class Worker:
     """Everything of a worker but its process. Takes the engines over and closes them in `stop`.
 
     `library`: what clients may load and unload; None: nothing. `first_id`: of its models. `keep` is told what
-    whoever comes after this worker has to know: the models that are wanted, and the next id.
+    whoever comes after this worker has to know: the models that are wanted, and the next id. `end` ends this
+    process with a sentence.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class Worker:
         library: Library | None = None,
         first_id: int = 1,
         keep: Keep = _forget,
+        end: Callable[[str], None] = end_process,
     ) -> None:
-        self.devices = ["cpu"]
         self._former = BatchFormer(output_arena_mb, spill_mb=spill_mb)
+        self.devices = Devices(self._former, end)
         self._former_thread = threading.Thread(target=self._former.run, name="former", daemon=True)
         self._links = Links(self._former, self.devices, self._on_call)
-        self._models = Models(self._former, first_id)
-        self._watch = Watch(self._former.watch, self._models.watched)
+        self._models = Models(self._former, self.devices, first_id)
+        self._watch = Watch(self._former.watch, self._models.watched, end)
         self._control = Control(self._models, self._links, library, keep)
         if engines:
             with self._stopped_by_errors():
@@ -119,9 +122,10 @@ class Worker:
         for thread in self.close_links():
             thread.join()
         self._control.stop()
-        launchers = self._models.launchers()
+        launchers = self._models.launchers() + self.devices.launchers()
         self._former.close()
         self._watch.stop()
         for thread in [*launchers, *([self._former_thread] if self._former_thread.is_alive() else [])]:
             thread.join()
         self._control.close()
+        self.devices.close()

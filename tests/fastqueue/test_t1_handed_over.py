@@ -1,10 +1,9 @@
-"""Batches that are handed over to C: where their rows lie, what Python may still do with them, how they end."""
+"""Batches that are handed over to C: where their rows lie, what Python may still do with them, their end."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,7 +221,7 @@ def test_no_lane_no_memory() -> None:
 
 
 def test_a_lanes_memory_is_there_until_its_owner_has_let_go(library: ctypes.CDLL) -> None:
-    """What registered the memory with a device unregisters it when nothing of the lane runs, and before it is unmapped."""
+    """Who registered it with a device unregisters it when nothing of the lane runs, before it is unmapped."""
     rig = Rig(max_batch=8)
     address, head, _ = rig.former.lane_memory(rig.number)
     seen: list[bytes] = []
