@@ -76,7 +76,8 @@ class AffineModel:
         return AffineContext(self, place)
 
     def close(self) -> None:
-        the_device()
+        if the_device().broken:
+            return
         self.compute.close()
         if self._weights:
             check(api().cuMemFree(self._weights), "weights")

@@ -114,12 +114,13 @@ def choose(index: int = 0, stream_count: int = DEFAULT_STREAMS) -> None:
 
 
 def the_device() -> Device:
-    """The device of this process, with its context current in this thread. Raises NoDriver."""
+    """The device of this process; its context is current in this thread, unless it is lost. NoDriver."""
     with _lock:
         if not _made:
             _made.append(Device(**_chosen))
         device = _made[0]
-    device.make_current()
+    if not device.broken:
+        device.make_current()
     return device
 
 

@@ -68,7 +68,7 @@ class Executor:
         """Nothing reads the lane's arena any more, which is still mapped."""
         with self._lock:
             address = self._lanes.pop(number, None)
-        if address is not None:
+        if address is not None and not self.device.broken:
             self.device.make_current()
             self._pinned.unregister(address)
 
@@ -81,6 +81,7 @@ class Executor:
             with model.memory.loading():
                 for stream in self._streams:
                     stream.add(id, model)
+            with model.memory.loading():  # a pool that is made here has what all that left
                 self._warm(id, model)
         except BaseException as error:
             if isinstance(error, DriverError) and error.is_sticky:

@@ -179,8 +179,12 @@ hr_result hr_copy_in(hr_launch *l, fq_batch *b, const hr_input *inputs, uint32_t
 CUresult hr_finish(hr_launch *l, const hr_output *outputs, uint32_t count) {
     CUresult code = cuda.cuEventRecord(l->computed, l->stream);
     l->count = 0;
-    for (uint32_t i = 0; i < count && !code; i++)
-        if (outputs[i].bytes) code = add(l, host(outputs[i].to), outputs[i].from, outputs[i].bytes);
+    for (uint32_t i = 0; i < count && !code; i++) {
+        const hr_output *o = &outputs[i];
+        if (!o->bytes) continue;
+        code = is_pinned(o->to, o->bytes) ? add(l, host(o->to), o->from, o->bytes)
+                                          : cuda.cuMemcpyDtoHAsync(o->to, o->from, o->bytes, l->stream);
+    }
     if (!code) code = issue(l, 0);
     return code ? code : cuda.cuEventRecord(l->done, l->stream);
 }

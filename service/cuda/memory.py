@@ -203,16 +203,21 @@ class ModelMemory:
         Raises NoRoom when that is more than the cap, or when the device had no more.
         """
         with self._loading:
-            before = self._meter.read()
+            before, pooled = self._meter.read(), self._pooled()
             try:
                 yield
             except DriverError as error:
                 if error.code != OUT_OF_MEMORY:
                     raise
                 raise self._refused(self.loaded_bytes, before.free, str(error)) from error
-            self.loaded_bytes += max(0, self._meter.read().used - before.used)
+            took = self._meter.read().used - before.used - (self._pooled() - pooled)
+            self.loaded_bytes += max(0, took)
             if self.limit and self.loaded_bytes >= self.limit:
                 raise self._refused(self.loaded_bytes, self._meter.read().free)
+
+    def _pooled(self) -> int:
+        """What the pool has, which its own limit bounds."""
+        return self._pool.reserved_bytes if self._pool is not None else 0
 
     def require(self, needed: int) -> None:
         """Raises NoRoom when `needed` more bytes are more than the cap leaves or than the device has free."""

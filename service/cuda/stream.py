@@ -16,7 +16,8 @@ under the stream's lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from service.cuda._launch import Completer, LaunchSlot
@@ -86,12 +87,8 @@ class DeviceStream:
         binding = slot.bindings[batch.model]
         try:
             reserved = binding.reserve(batch)  # may wait; a load must not wait with it
-            with self._lock:
-                try:
-                    binding.issue(batch, slot.launch, reserved)
-                except Exception:
-                    self._settle()
-                    raise
+            with self._lock, self._settled():
+                binding.issue(batch, slot.launch, reserved)
         except Exception as error:
             if isinstance(error, DriverError) and error.is_sticky:
                 self._device.fail(error.code)
@@ -99,13 +96,17 @@ class DeviceStream:
         else:
             self._turn = (self._turn + 1) % SLOTS
 
-    def _settle(self) -> None:
-        """Waits for what a batch that failed has on the stream: it may read memory that its answer frees."""
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """What fails in here goes on when the stream has done what was put there: that may read memory which
+        is freed then.
+        """
         try:
-            self._wait()
-        except DriverError as error:
-            if error.is_sticky:
-                self._device.fail(error.code)
+            yield
+        except Exception:
+            with suppress(DriverError):  # the first error is the one to tell
+                self._wait()
+            raise
 
     def _wait(self) -> None:
         """Returns when everything that is on the stream now has ended, without burning a core."""
@@ -133,7 +134,9 @@ class DeviceStream:
             binding = slot.bindings[id]
             for size in sizes:
                 with self._lock:
-                    binding.warm(size, host)
+                    self._wait()  # beside the two batches that a stream may have there is no third
+                    with self._settled():
+                        binding.warm(size, host)
                     self._wait()
                 if self._models[id].capturable:
                     self._capture(id, binding, size)
@@ -155,6 +158,7 @@ class DeviceStream:
             for slot in self._slots:
                 if (binding := slot.bindings.pop(id, None)) is not None:
                     binding.close()
+            self._wait()  # what its pool gave is given back in the order of the stream
             self._models.pop(id, None)
             rest = self._models.values()
             self.scratch.shrink(max((model.scratch_bytes for model in rest), default=0))
