@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define cuda hr_cuda_table
 
@@ -15,8 +16,18 @@ static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
 static hr_range pinned[HR_PINNED_MAX];
 static uint32_t pinned_count;
 
+/* A driver that pins nothing that is mapped read-only gets it writable for that moment. */
+static CUresult pin(void *address, size_t bytes, int read_only) {
+    if (!read_only) return cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE);
+    CUresult code = cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE | HR_REGISTER_READ_ONLY);
+    if (!code || mprotect(address, bytes, PROT_READ | PROT_WRITE)) return code;
+    code = cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE);
+    (void)mprotect(address, bytes, PROT_READ);
+    return code;
+}
+
 CUresult hr_pinned_register(void *address, size_t bytes, int read_only) {
-    CUresult code = cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE | (read_only ? HR_REGISTER_READ_ONLY : 0));
+    CUresult code = pin(address, bytes, read_only);
     if (code) return code;
     pthread_mutex_lock(&pinned_lock);
     if (pinned_count < HR_PINNED_MAX) {

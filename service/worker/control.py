@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from service.cuda.memory import NoRoom
 from service.engines.base import Engine, MayBeDown, why_down
 from service.errors import Code, StartError
 from service.log import say, say_exception
@@ -155,7 +156,8 @@ class Control:
             if not isinstance(error, StartError):
                 say_exception(error)
             self._load_failed(name, override, str(error), before)
-            done(Code.INTERNAL, f"failed to load '{name}', {error}")
+            code = Code.RESOURCE_EXHAUSTED if isinstance(error, NoRoom) else Code.INTERNAL
+            done(code, f"failed to load '{name}', {error}")
             return
         for note in dict.fromkeys(note for model in added for note in notes_on(model.engine.spec)):
             say(note)

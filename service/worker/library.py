@@ -32,6 +32,8 @@ def open_model(model: Found) -> Engine:
         return open_engine(
             model.path, name=model.name, version=model.version, wanted=model.wanted, backend=model.backend
         )
+    except StartError:
+        raise
     except ModelLoadError as error:
         raise StartError(str(error)) from error
     except MemoryError as error:
@@ -85,16 +87,18 @@ class Library:
         return self._open_found(found, [])
 
     def _open_found(self, found: list[Found], faults: list[str]) -> list[Engine]:
-        engines = []
+        engines: list[Engine] = []
+        first: StartError | None = None
         for model in found:
             try:
                 engines.append(self._open_one(model))
             except StartError as error:
+                first = first or error
                 faults.append(str(error))
         if faults:
             for engine in engines:
                 engine.close()
-            raise StartError("\n".join(faults))
+            raise first if first and len(faults) == 1 else StartError("\n".join(faults))
         return engines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,3 +190,17 @@ def test_a_device_that_is_lost_ends_the_worker_with_a_sentence(fake: ctypes.CDLL
             "cuda:0 Fake 0 is lost to this process: CUDA_ERROR_ILLEGAL_ADDRESS (700); "
             "the worker is ended and started again"
         ]
+
+
+def test_a_client_whose_load_finds_no_room_is_told_so_with_the_numbers(fake: ctypes.CDLL, tmp_path) -> None:
+    (tmp_path / "big/1").mkdir(parents=True)
+    (tmp_path / "big/1/model.onnx").touch()
+    config = replace(device_config(model_control_mode="explicit"), model_paths=(str(tmp_path),))
+
+    def open_one(found):
+        return affine("big", weights=80 * MB, limit=50 * MB)
+
+    with running([], config, open_one) as service, Client(service.address) as client:
+        with pytest.raises(RpcFailed, match="needs 80 MB on device 0; gpu_memory_limit is 50 MB") as refused:
+            client.load_model("big")
+        assert refused.value.code == "RESOURCE_EXHAUSTED"

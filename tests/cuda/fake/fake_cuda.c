@@ -181,7 +181,7 @@ static void *run(void *argument) {
     stream *s = argument;
     pthread_mutex_lock(&lock);
     for (;;) {
-        while ((!s->first || s->held) && !s->closing) pthread_cond_wait(&changed, &lock);
+        while ((!s->first && !s->closing) || s->held) pthread_cond_wait(&changed, &lock);
         if (!s->first) break;
         op *o = s->running = s->first;
         s->first = o->next;
@@ -543,6 +543,12 @@ void fake_memory(size_t bytes) { total = bytes; }
 void fake_serving(int on) { serving = on; }
 void fake_pageable(int on) { pageable = on; }
 size_t fake_used(void) { return used; }
+void fake_hold(stream *s, int on) { /* the stream begins nothing more while it is held */
+    pthread_mutex_lock(&lock);
+    s->held = on;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
 int fake_is_lost(void) { return sticky; }
 size_t fake_total(void) { return total; }
 void fake_sticky(int code) {
