@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from service.config import ServeConfig
 from service.control import Channel, socket_pair
-from service.engines.base import Engine
+from service.engines.base import AnyEngine
 from service.frontend.addresses import join_address
 from service.frontend.process import FrontEnd
 from service.models.repository import Found
@@ -36,7 +36,7 @@ LIMIT_S = 60.0  # every wait here is bounded: a hang is an error
 class InProcess:
     """A running service. Its methods may be called from any thread but its own."""
 
-    def __init__(self, config: ServeConfig, open_one: Callable[[Found], Engine] = open_model) -> None:
+    def __init__(self, config: ServeConfig, open_one: Callable[[Found], AnyEngine] = open_model) -> None:
         self._config = config
         self._open_one = open_one
         self._kept = NOTHING_KEPT
@@ -71,7 +71,7 @@ class InProcess:
         """Requests whose clients wait."""
         return self.frontend.in_flight
 
-    def start_worker(self, engines: Sequence[Engine], wait: bool = True) -> None:
+    def start_worker(self, engines: Sequence[AnyEngine], wait: bool = True) -> None:
         """Starts a worker, and returns when the service is ready (at once without `wait`). Under explicit
         model control `engines` is empty, and the worker loads what the config says, or what was wanted
         last.
@@ -140,9 +140,9 @@ class InProcess:
 
 @contextmanager
 def running(
-    engines: Sequence[Engine],
+    engines: Sequence[AnyEngine],
     config: ServeConfig | None = None,
-    open_one: Callable[[Found], Engine] = open_model,
+    open_one: Callable[[Found], AnyEngine] = open_model,
 ) -> Iterator[InProcess]:
     """A service with these engines, ready, and ended afterwards. Ports are free ones unless the config
     says. Under explicit model control there are no engines, and `open_one` loads a version.

@@ -16,6 +16,8 @@ One batch, in an instance:
 An instance never answers for a batch that failed: it raises EngineError, whose text reaches the client as
 INTERNAL, and the launcher answers. An instance is used by one thread at a time; different instances of one
 engine run at once.
+
+Models that run on a device have contexts in place of instances: `service.cuda.model.DeviceModel`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from service.cuda.model import DeviceModel
 from service.models.probe import Array
 from service.models.spec import ModelSpec
 from service.models.wanted import Wanted
 
 if TYPE_CHECKING:
     from fastqueue import Batch
+
+PLAN_SUFFIXES = (".plan", ".engine")  # of files with a TensorRT plan
 
 
 class ModelLoadError(Exception):
@@ -72,6 +77,9 @@ class Engine(Protocol):
         """Frees the model. Its instances are closed already."""
 
 
+AnyEngine = Engine | DeviceModel
+
+
 @runtime_checkable
 class MayBeDown(Protocol):
     """What an engine has besides, when its instances are processes that may all be gone for a while."""
@@ -84,14 +92,14 @@ class MayBeDown(Protocol):
         """`changed` is called after every change of `down` from now on, on whatever thread."""
 
 
-def why_down(engine: Engine) -> str:
+def why_down(engine: AnyEngine) -> str:
     """Why the engine cannot run a batch now; "" when it can."""
     return engine.down if isinstance(engine, MayBeDown) else ""
 
 
 def open_engine(
     path: str, *, name: str, version: str = "1", wanted: Wanted | None = None, backend: str = ""
-) -> Engine:
+) -> AnyEngine:
     """Loads the model at `path` with the engine `backend`, or with the one for its kind of file.
 
     `wanted`: what the user says of it; a model that is something else is refused. Raises ModelLoadError.
@@ -100,8 +108,13 @@ def open_engine(
         from service.engines.onnxruntime import open_onnx
 
         return open_onnx(path, name=name, version=version, wanted=wanted or Wanted())
+    if backend == "tensorrt" or (not backend and path.lower().endswith(PLAN_SUFFIXES)):
+        from service.engines.tensorrt import open_plan
+
+        return open_plan(path, name=name, version=version, wanted=wanted or Wanted())
     if backend == "python":
         from service.engines.python import open_python_model
 
         return open_python_model(path, name=name, version=version, wanted=wanted or Wanted())
-    raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; expected *.onnx")
+    expected = "expected *.onnx or *.plan"
+    raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; {expected}")

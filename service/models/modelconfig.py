@@ -33,8 +33,12 @@ from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config, reshape
 from service.models.wanted import Wanted, WantedTensor
 
 LONG_WAIT_US = 1_000_000
-PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "python": "python"}  # of each backend
-MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
+PLATFORMS = {  # of each backend
+    "onnxruntime": "onnxruntime_onnx",
+    "tensorrt": "tensorrt_plan",
+    "python": "python",
+}
+MODEL_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.py"}
 
 SERVED = frozenset(
     [

@@ -5,6 +5,7 @@
             config.pbtxt          may be left out, or say only what the model cannot know
             1/model.onnx
             2/model.onnx          served: the highest version, unless version_policy says otherwise
+        other/1/model.plan        a TensorRT plan is known by its name, as an ONNX model is
 
 `find` looks at every path that the service was given and says what to open, with the faults of what cannot be
 opened; `find_named` looks for one model, which may be overridden: by a config in place of its config.pbtxt,
@@ -202,8 +203,8 @@ def find_model(
         config, wanted = _read_override(folder, override.config, name, defaults)
     else:
         config, wanted = _read_config(folder, defaults)
-    backend = _backend(config)
     versions = _choose(config, *_versions(folder))
+    backend = _backend(config) or _backend_of_files(folder / str(versions[-1]))
     file_name = config.default_model_filename or MODEL_FILES[backend]
     if PurePath(file_name).is_absolute() or ".." in PurePath(file_name).parts:
         raise ConfigFault(f"default_model_filename '{file_name}' must be a name inside the version's folder")
@@ -258,11 +259,11 @@ def _read_override(folder: Path, text: str, name: str, defaults: Defaults) -> tu
 
 
 def _backend(config: Any) -> str:
-    """The engine that a config names. Raises ConfigFault where there is none."""
+    """The engine that a config names; "" when it names none. Raises ConfigFault where there is no such."""
     of_platform = {platform: backend for backend, platform in PLATFORMS.items()}
     backend = config.backend or of_platform.get(config.platform, "")
     if not config.backend and not config.platform:
-        return "onnxruntime"
+        return ""
     if backend not in PLATFORMS:
         what = f"backend '{config.backend}'" if config.backend else f"platform '{config.platform}'"
         known = ", ".join(f"backend '{name}'" for name in PLATFORMS)
@@ -273,6 +274,12 @@ def _backend(config: Any) -> str:
             f"expected platform '{PLATFORMS[backend]}', or none"
         )
     return backend
+
+
+def _backend_of_files(version: Path) -> str:
+    """The engine of a version's model where no config says it: a plan's, if that is all there is."""
+    known = {backend for backend, file in MODEL_FILES.items() if (version / file).exists()}
+    return "tensorrt" if "tensorrt" in known and "onnxruntime" not in known else "onnxruntime"
 
 
 def _is_version(name: str) -> bool:

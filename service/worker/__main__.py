@@ -16,7 +16,7 @@ from typing import Any
 from service.config import ServeConfig
 from service.control import Channel
 from service.cuda.device import choose
-from service.engines.base import Engine
+from service.engines.base import AnyEngine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
 from service.models.repository import NO_OVERRIDE, Found, Override
 from service.process import control_fd, die_with_parent
@@ -27,7 +27,7 @@ from service.worker.worker import Worker
 NOTHING_KEPT: dict[str, Any] = {"models": None, "next_id": 1}
 
 
-def open_engines(config: ServeConfig) -> list[Engine]:
+def open_engines(config: ServeConfig) -> list[AnyEngine]:
     """Loads every model of the configuration. Raises StartError with a sentence per model that fails."""
     return Library(config).open_all()
 
@@ -36,8 +36,8 @@ def open_worker(
     config: ServeConfig,
     kept: dict[str, Any],
     keep: Keep,
-    load: Callable[[ServeConfig], Sequence[Engine]] = open_engines,
-    open_one: Callable[[Found], Engine] = open_model,
+    load: Callable[[ServeConfig], Sequence[AnyEngine]] = open_engines,
+    open_one: Callable[[Found], AnyEngine] = open_model,
 ) -> Worker:
     """A worker with what it has to serve. Raises StartError.
 
@@ -66,8 +66,8 @@ def notes_about(worker: Worker) -> list[str]:
 
 def main(
     arguments: Sequence[str],
-    load: Callable[[ServeConfig], Sequence[Engine]] = open_engines,
-    open_one: Callable[[Found], Engine] = open_model,
+    load: Callable[[ServeConfig], Sequence[AnyEngine]] = open_engines,
+    open_one: Callable[[Found], AnyEngine] = open_model,
 ) -> int:
     """The life of a worker process; its exit code."""
     die_with_parent()

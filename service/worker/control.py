@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from service.cuda.memory import NoRoom
-from service.engines.base import Engine, MayBeDown, why_down
+from service.engines.base import AnyEngine, MayBeDown, why_down
 from service.errors import Code, StartError
 from service.log import say, say_exception
 from service.models.repository import NO_OVERRIDE, Override
@@ -66,11 +66,11 @@ class Control:
 
     # At the start.
 
-    def adopt(self, engines: Iterable[Engine]) -> None:
+    def adopt(self, engines: Iterable[AnyEngine]) -> None:
         """Serves these from now on. Raises StartError; what was not taken over is closed then."""
         engines = list(engines)
         self._check_room(engines, ())
-        by_name: dict[str, list[Engine]] = {}
+        by_name: dict[str, list[AnyEngine]] = {}
         for engine in engines:
             by_name.setdefault(engine.spec.name, []).append(engine)
         self._serve({name: self._add(group) for name, group in by_name.items()}, {})
@@ -192,7 +192,7 @@ class Control:
             return [models for other, models in self._served.items() if other != name]
 
     @staticmethod
-    def _check_room(engines: Sequence[Engine], beside: Iterable[list[LoadedModel]]) -> None:
+    def _check_room(engines: Sequence[AnyEngine], beside: Iterable[list[LoadedModel]]) -> None:
         """Raises StartError, and closes the engines, when there is no room for them."""
         try:
             check_room([*(model.engine for models in beside for model in models), *engines])
@@ -201,7 +201,7 @@ class Control:
                 engine.close()
             raise
 
-    def _add(self, engines: Sequence[Engine]) -> list[LoadedModel]:
+    def _add(self, engines: Sequence[AnyEngine]) -> list[LoadedModel]:
         added: list[LoadedModel] = []
         try:
             for engine in engines:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from service.config import EVERY_MODEL, ServeConfig
-from service.engines.base import Engine, ModelLoadError, open_engine
+from service.engines.base import AnyEngine, ModelLoadError, open_engine
 from service.errors import StartError
 from service.log import say_exception
 from service.models.modelconfig import ConfigFault, Defaults
@@ -26,7 +26,7 @@ MAX_NAMED = 10  # of the models that are there, where one is not
 MAX_NAME = 80  # characters of each
 
 
-def open_model(model: Found) -> Engine:
+def open_model(model: Found) -> AnyEngine:
     """Loads one version of a model. Raises StartError with one sentence."""
     try:
         return open_engine(
@@ -48,7 +48,7 @@ def open_model(model: Found) -> Engine:
 class Library:
     """The models of a configuration. `open_one` loads one version (tests have engines of their own)."""
 
-    def __init__(self, config: ServeConfig, open_one: Callable[[Found], Engine] = open_model) -> None:
+    def __init__(self, config: ServeConfig, open_one: Callable[[Found], AnyEngine] = open_model) -> None:
         self._paths = config.model_paths
         self._wanted = config.load_models
         self._defaults = Defaults(config.max_batch_size, config.max_batch_wait_us, config.instances)
@@ -68,12 +68,12 @@ class Library:
             raise StartError(f"--load-model {', '.join(missing)}: no such model; {_said(there)}")
         return wanted
 
-    def open_all(self) -> list[Engine]:
+    def open_all(self) -> list[AnyEngine]:
         """Loads everything. Raises StartError with a sentence per model that fails."""
         found, faults = find(self._paths, self._defaults)
         return self._open_found(found, faults)
 
-    def open(self, name: str, override: Override = NO_OVERRIDE) -> list[Engine]:
+    def open(self, name: str, override: Override = NO_OVERRIDE) -> list[AnyEngine]:
         """Loads every version of a model that its policy serves. Raises StartError."""
         try:
             found = find_named(self._paths, name, self._defaults, override)
@@ -86,8 +86,8 @@ class Library:
             raise StartError(f"{POLL_FAILED}: {error.filename} cannot be read: {error.strerror}") from error
         return self._open_found(found, [])
 
-    def _open_found(self, found: list[Found], faults: list[str]) -> list[Engine]:
-        engines: list[Engine] = []
+    def _open_found(self, found: list[Found], faults: list[str]) -> list[AnyEngine]:
+        engines: list[AnyEngine] = []
         first: StartError | None = None
         for model in found:
             try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from fastqueue import BatchFormer, Level, QueueError
 from service.cuda.model import DeviceModel
-from service.engines.base import Engine, Instance
+from service.engines.base import AnyEngine, Instance
 from service.errors import StartError
 from service.models.labels import MAX_LABEL_BYTES
 from service.worker.devices import DEVICE_GROUP, HEAD_START_NS, Devices
@@ -38,13 +38,13 @@ class LoadedModel:
     """A version of a model with its id, and an instance, a stream and a launcher for each of its streams."""
 
     id: int
-    engine: Engine
+    engine: AnyEngine
     instances: list[Instance] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
     launchers: list[threading.Thread] = field(default_factory=list)
 
 
-def check_room(served: Iterable[Engine]) -> None:
+def check_room(served: Iterable[AnyEngine]) -> None:
     """Raises StartError when these are more than one worker serves."""
     engines = list(served)
     if len(engines) > MAX_MODELS:
@@ -70,7 +70,7 @@ class Models:
         self.next_id = first_id
         self._loaded: set[LoadedModel] = set()
 
-    def add(self, engine: Engine) -> LoadedModel:
+    def add(self, engine: AnyEngine) -> LoadedModel:
         """Takes the engine over, and warms it up. Raises StartError or what its instances raise, and then has
         closed it.
         """

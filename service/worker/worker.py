@@ -23,7 +23,7 @@ from typing import Any
 
 from fastqueue import BatchFormer
 from service.control import Channel, Message
-from service.engines.base import Engine
+from service.engines.base import AnyEngine
 from service.models.repository import Override
 from service.models.spec import ModelSpec
 from service.worker.control import Control, Keep
@@ -48,7 +48,7 @@ class Worker:
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        engines: Sequence[AnyEngine],
         output_arena_mb: int,
         spill_mb: int = 0,
         *,

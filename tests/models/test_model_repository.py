@@ -75,7 +75,7 @@ def test_version_policy(repository: Path, policy: str, versions: list[str]) -> N
         ("version_policy { specific { versions: [ 1, 7, 8 ] } }", "names 7, 8; the folder has 1"),
         ("name: 'b'", "says name 'b'; expected the folder's name, 'a'"),
         ("backend: 'tensorflow'", "backend 'tensorflow' is not served; expected backend 'onnxruntime'"),
-        ("platform: 'tensorrt_plan'", "platform 'tensorrt_plan' is not served"),
+        ("platform: 'tensorflow_graphdef'", "platform 'tensorflow_graphdef' is not served"),
         ("platform: 'pytorch_libtorch' backend: 'onnxruntime'", "do not fit together"),
         ("default_model_filename: 'net.onnx'", "expected the model as 1/net.onnx"),
         ("default_model_filename: '../1/model.onnx'", "must be a name inside the version's folder"),
@@ -120,12 +120,12 @@ def test_every_faulty_model_is_named_and_the_others_are_found(repository: Path) 
     put(repository, "good", 1)
     put(repository, "empty")
     put(repository, "zero", "01")
-    put(repository, "plan", 1, file="model.plan")
+    put(repository, "other", 1, file="model.graphdef")
     models, faults = find([str(repository), str(repository / "good")], Defaults())
     assert [model.name for model in models] == ["good"]
-    assert ["empty" in faults[0], "plan" in faults[1], "zero" in faults[2]] == [True] * 3
+    assert ["empty" in faults[0], "other" in faults[1], "zero" in faults[2]] == [True] * 3
     assert "has no folder of a version" in faults[0]
-    assert "in 1 is model.plan" in faults[1]
+    assert "in 1 is model.graphdef" in faults[1]
     assert "there is 01" in faults[2]
     assert f"give the repository that it is in: '{repository}'" in faults[3]
 
@@ -194,3 +194,17 @@ def test_labels_that_are_no_file_hold_nothing_up(tmp_path: Path) -> None:
     models, faults = find([str(tmp_path)], Defaults())
     assert models == []
     assert "label_filename 'labels' of output 'y' is no file" in faults[0]
+
+
+def test_a_plan_is_known_by_its_name_or_by_its_config(repository: Path) -> None:
+    put(repository, "both", 1)
+    (repository / "both" / "1" / "model.plan").touch()
+    put(repository, "named", 1, config="platform: 'tensorrt_plan'", file="model.plan")
+    put(repository, "plan", 1, file="model.plan")
+    models, faults = find([str(repository)], Defaults())
+    assert not faults
+    assert [(model.name, model.backend) for model in models] == [
+        ("both", "onnxruntime"),
+        ("named", "tensorrt"),
+        ("plan", "tensorrt"),
+    ]
