@@ -203,7 +203,7 @@ class Outputs:
     """Memory for the outputs of one place whose size depends on data; it is kept, and grows."""
 
     def __init__(self, runtime: Runtime, stream: int) -> None:
-        self._runtime = runtime
+        self._owner = runtime
         self._stream = stream
         self._rooms: dict[str, tuple[int, int]] = {}  # address and bytes
         self.shapes: dict[str, Shape] = {}
@@ -214,13 +214,13 @@ class Outputs:
         address, bytes_there = self._rooms.get(name, (0, 0))
         if size <= bytes_there:
             return address
-        pool = self._runtime.memory.pool
+        pool = self._owner.memory.pool
         try:
             more = pool.allocate(size, self._stream)
             if address:
                 pool.free(address, self._stream)
         except Exception as error:  # TensorRT is C++, and must not see it
-            self._runtime.words.add(str(error))
+            self._owner.words.add(str(error))
             return 0
         self._rooms[name] = more, size
         return more
@@ -230,12 +230,12 @@ class Outputs:
         if name in self._rooms and name in self.shapes:
             return Settled(self.shapes[name], self._rooms[name][0])
         if any(dim < 0 for dim in shape):
-            why = self._runtime.words.last()
+            why = self._owner.words.last()
             raise EngineError(f"TensorRT did not say the shape of output '{name}': {why}")
         return Settled(shape, int(context.get_tensor_address(name)))
 
     def close(self) -> None:
         """Nothing of it is running."""
         for address, _ in self._rooms.values():
-            self._runtime.memory.pool.free(address, self._stream)
+            self._owner.memory.pool.free(address, self._stream)
         self._rooms.clear()
