@@ -52,10 +52,13 @@ class AffineModel:
         settling: bool = False,
         workspace: int = 0,
         longest: int = 1 << 20,
+        config_json: str = "",
     ) -> None:
         tensors = [(TensorSpec(which, "FP32", dims),) for which in "xy"]
         most = sizes[-1]
-        self.spec = ModelSpec(name, "1", "test", "test", most, *tensors, instances=instances)
+        self.spec = ModelSpec(
+            name, "1", "test", "test", most, *tensors, instances=instances, config_json=config_json
+        )
         row = (1, *dims) if sizes != UNBATCHED else dims
         self.sample = [np.ones([8 if dim < 0 else dim for dim in row], np.float32)]
         self.sizes = sizes
@@ -65,6 +68,7 @@ class AffineModel:
         self.workspace = workspace
         self.longest = longest
         self.memory = the_device().model_memory(name, limit)
+        self.ran: list[Shape] = []  # what was enqueued, captures too
         self.fails = ""  # what enqueue raises
         self._weights = 0
         with self.memory.loading():
@@ -108,6 +112,7 @@ class AffineContext:
             raise EngineError(self._model.fails)
         if self._model.settling:
             self._find_own(stream)
+        self._model.ran.append(self._shape)
         count, pool = prod(self._shape), self._model.memory.pool if self._model.workspace else None
         inner = pool.allocate(self._model.workspace, stream) if pool else 0
         self._model.compute.enqueue(stream, self._x, self._y, count, self._place)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,9 @@ import numpy as np
 from service.cuda._launch import Pinned, open_table
 from service.cuda.binding import Sample
 from service.cuda.driver import DriverError, NoDriver
-from service.cuda.model import UNBATCHED, DeviceModel
+from service.cuda.model import UNBATCHED, DeviceModel, WarmUp
 from service.cuda.stream import DeviceStream, Refuse
+from service.errors import StartError
 from service.models.spec import numpy_dtype
 
 if TYPE_CHECKING:
@@ -74,40 +76,53 @@ class Executor:
 
     # Models.
 
-    def add(self, id: int, model: DeviceModel) -> None:
-        """Raises NoRoom, DriverError, or what the engine raises; then nothing of the model is left here."""
+    def add(self, id: int, model: DeviceModel, asked: Sequence[WarmUp] = ()) -> None:
+        """Raises StartError (NoRoom among them); then nothing of the model is left here. `asked`: what runs
+        in every launch slot besides the model's own sample.
+        """
         self.device.make_current()
         try:
             with model.memory.loading():
                 for stream in self._streams:
                     stream.add(id, model)
             with model.memory.loading():  # a pool that is made here has what all that left
-                self._warm(id, model)
+                self._warm(id, model, asked)
         except BaseException as error:
             if isinstance(error, DriverError) and error.is_sticky:
                 self.device.fail(error.code)
             self.remove(id)
-            raise
+            if isinstance(error, StartError) or not isinstance(error, Exception):
+                raise
+            where = f"model '{model.spec.name}' version {model.spec.version} cannot be served"
+            raise StartError(
+                f"{where}: it failed when it was tried on {self.device.name}: {error}"
+            ) from error
 
-    def _warm(self, id: int, model: DeviceModel) -> None:
+    def _warm(self, id: int, model: DeviceModel, asked: Sequence[WarmUp]) -> None:
         """All streams at once."""
-        sizes = sizes_to_warm(model)
-        with self._sample(model) as host:
-            with ThreadPoolExecutor(len(self._streams), "warm-up", self.device.make_current) as pool:
-                runs = [pool.submit(stream.warm, id, sizes, host) for stream in self._streams]
-            for run in runs:
-                run.result()
+        with self._pinned_copy(sample_batch(model)) as host:
+            self._on_all_streams(lambda stream: stream.warm(id, sizes_to_warm(model), host))
+        for entry in asked:
+            size = next((size for size in model.sizes if size >= entry.size), 0)
+            with self._pinned_copy([padded(array, size) for array in entry.arrays]) as host:
+                sizes = [size] * entry.count
+                self._on_all_streams(partial(DeviceStream.warm, id=id, sizes=sizes, host=host, new=False))
+
+    def _on_all_streams(self, what: Callable[[DeviceStream], None]) -> None:
+        with ThreadPoolExecutor(len(self._streams), "warm-up", self.device.make_current) as pool:
+            runs = [pool.submit(what, stream) for stream in self._streams]
+        for run in runs:
+            run.result()
 
     @contextmanager
-    def _sample(self, model: DeviceModel) -> Iterator[list[Sample]]:
-        """The largest batch of the model's sample in pinned memory."""
-        arrays = sample_batch(model)
+    def _pinned_copy(self, arrays: Sequence[Any]) -> Iterator[list[Sample]]:
+        """The arrays in memory that the device reads by itself."""
         sizes = [-(-max(1, array.nbytes) // 64) * 64 for array in arrays]
         first = self.device.pinned(sum(sizes) or 64)
         try:
             places = [first + sum(sizes[:index]) for index in range(len(sizes))]
             for place, array in zip(places, arrays, strict=True):
-                ctypes.memmove(place, array.ctypes.data, array.nbytes)
+                ctypes.memmove(place, np.ascontiguousarray(array).ctypes.data, array.nbytes)
             yield [Sample(place, array.shape) for place, array in zip(places, arrays, strict=True)]
         finally:
             self.device.free_pinned(first)
@@ -126,9 +141,9 @@ class Executor:
     def close(self) -> None:
         """The former has closed, and every model was removed."""
         for stream in self._streams:
-            stream.launcher.join()
+            stream.stop()
         if self.device.broken:
-            return
+            return  # nothing can be freed
         self.device.make_current()
         for stream in self._streams:
             stream.close()
@@ -141,6 +156,12 @@ def sizes_to_warm(model: DeviceModel) -> Sequence[int]:
     """Every size, the largest first; none where shapes are not known and no sample says one."""
     fixed = all(tensor.is_fixed for tensor in model.spec.inputs)
     return tuple(reversed(model.sizes)) if fixed or model.sample else ()
+
+
+def padded(array: Any, rows: int) -> Any:
+    """The array with its last row again until it has as many; as it is where it has no rows (0)."""
+    missing = rows - len(array) if rows else 0
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing > 0 else array
 
 
 def sample_batch(model: DeviceModel) -> list[np.ndarray[Any, Any]]:

@@ -45,6 +45,15 @@ class Settled(NamedTuple):
     address: int
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """A batch to run before a model is served: an array per input, of `size` rows each, `count` times."""
+
+    arrays: Sequence[Array]
+    size: int
+    count: int = 1
+
+
 class DeviceContext(Protocol):
     """What runs one batch at a time at one place."""
 

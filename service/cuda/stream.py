@@ -126,9 +126,10 @@ class DeviceStream:
                 context = model.open_context(place)
                 slot.bindings[id] = bind(model, context, self._stream, slot.io.address, self._wait)
 
-    def warm(self, id: int, sizes: Sequence[int], host: Sequence[Sample]) -> None:
-        """Runs the model in both slots at each size, and captures it where that can be done; `host` as in
-        `Binding.warm`. The stream's batches go on in between. Raises DriverError, or what the engine raises.
+    def warm(self, id: int, sizes: Sequence[int], host: Sequence[Sample], new: bool = True) -> None:
+        """Runs the model in both slots at each size; `host` as in `Binding.warm`. `new`: these sizes have not
+        run yet, and are captured where that can be done. The stream's batches go on in between. Raises
+        DriverError, or what the engine raises.
         """
         for slot in self._slots:
             binding = slot.bindings[id]
@@ -138,7 +139,7 @@ class DeviceStream:
                     with self._settled():
                         binding.warm(size, host)
                     self._wait()
-                if self._models[id].capturable:
+                if new and self._models[id].capturable:
                     self._capture(id, binding, size)
 
     def _capture(self, id: int, binding: Binding, size: int) -> None:
@@ -169,10 +170,13 @@ class DeviceStream:
     def launcher(self) -> threading.Thread:
         return self._thread
 
-    def close(self) -> None:
-        """Its launcher has left, and its models were removed."""
+    def stop(self) -> None:
+        """Ends its threads, when all that was launched is answered; the former has closed."""
         self._thread.join()
         self._completer.close()
+
+    def close(self) -> None:
+        """It was stopped, and its models were removed."""
         for slot in self._slots:
             slot.close(self._device)
         self.scratch.close()

@@ -1,6 +1,7 @@
 """The worker's device, made by the first model that runs on one, and the memory that it reads straight.
 
     executor    makes the device, its streams and their launchers, once; or returns them
+    add, remove a model
     attached    a lane of a front end is there: its input arena is pinned, now or when the device is made
     detached    nothing reads the lane's arena any more, and it is about to be unmapped
 
@@ -12,11 +13,15 @@ by the front ends, and the supervisor starts another worker.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from service.cuda.model import DeviceModel, WarmUp
 from service.errors import StartError
 from service.log import say
+from service.worker.configured import configured_warm_ups
 from service.worker.launcher import answer_failure
 from service.worker.watch import end_process
 
@@ -63,6 +68,21 @@ class Devices:
         self.names[:] = [device.name]
         return executor
 
+    def add(self, id: int, model: DeviceModel) -> None:
+        """Has the model ready on the device, warmed as its config asks. Raises StartError; nothing of it is
+        there then.
+        """
+        asked = [
+            WarmUp(_repeated(entry.rows, entry.size, model.spec.batches), entry.size, entry.count)
+            for entry in configured_warm_ups(model.spec)
+        ]
+        self.executor().add(id, model, asked)
+
+    def remove(self, id: int) -> None:
+        """Ends what a model has on the device; its batches are answered."""
+        if self._executor is not None:
+            self._executor.remove(id)
+
     def attached(self, lane: int) -> None:
         with self._lock:
             self._lanes.add(lane)
@@ -98,3 +118,7 @@ class Devices:
 
             executor.close()
             close_device()
+
+
+def _repeated(rows: Sequence[Any], size: int, batched: bool) -> list[Any]:
+    return [np.repeat(row, size, axis=0) if batched else row for row in rows]

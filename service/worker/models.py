@@ -79,7 +79,7 @@ class Models:
             self.next_id += 1
         try:
             if isinstance(engine, DeviceModel):
-                self._devices.executor().add(model.id, engine)
+                self._devices.add(model.id, engine)
             else:
                 model.instances = start_instances(engine)
             self._register(model)
@@ -163,7 +163,7 @@ class Models:
     def free(self, model: LoadedModel) -> None:
         """Closes the instances and the engine of a model that runs nowhere."""
         if isinstance(model.engine, DeviceModel):
-            self._devices.executor().remove(model.id)
+            self._devices.remove(model.id)
         for instance in model.instances:
             instance.close()
         model.engine.close()

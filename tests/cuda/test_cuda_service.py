@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ from waiting import wait_until
 from service.client import Client, RpcFailed
 from service.cuda.device import the_device
 from service.cuda.memory import NoRoom
-from service.engines.base import UnservedShape
+from service.errors import StartError
 from service.inprocess import running
 from service.models.counts import GRAPH_HITS, GRAPH_MISSES, PINNED_FALLBACKS
 
@@ -153,7 +155,9 @@ def test_what_an_engine_raises_is_its_batchs_answer(fake: ctypes.CDLL) -> None:
 def test_a_load_whose_warm_up_fails_leaves_nothing(fake: ctypes.CDLL) -> None:
     with running([affine("stays")], device_config()) as service:
         before = fake.fake_used()
-        with pytest.raises(UnservedShape):
+        with pytest.raises(
+            StartError, match="failed when it was tried on cuda:0 Fake 0: expected at most 16"
+        ):
             service._worker._models.add(affine("short", longest=16))
         assert fake.fake_used() == before
 
@@ -204,3 +208,17 @@ def test_a_client_whose_load_finds_no_room_is_told_so_with_the_numbers(fake: cty
         with pytest.raises(RpcFailed, match="needs 80 MB on device 0; gpu_memory_limit is 50 MB") as refused:
             client.load_model("big")
         assert refused.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_every_size_runs_in_every_launch_slot_before_anybody_is_told(fake: ctypes.CDLL) -> None:
+    model = affine(sizes=(1, 4, 8))
+    with running([model], device_config(streams=4)):
+        assert Counter(model.ran) == {(size, 4): 2 * 8 for size in (1, 4, 8)}  # run, and captured
+
+
+def test_a_configs_warm_up_runs_in_every_launch_slot(fake: ctypes.CDLL) -> None:
+    said = {"data_type": "TYPE_FP32", "dims": ["4"], "random_data": True}
+    entry = {"name": "three", "batch_size": 3, "count": 5, "inputs": {"x": said}}
+    model = affine(capturable=False, sizes=(1, 4, 8), config_json=json.dumps({"model_warmup": [entry]}))
+    with running([model], device_config()):
+        assert Counter(model.ran) == {(1, 4): 8, (4, 4): 8 + 5 * 8, (8, 4): 8}
