@@ -53,7 +53,9 @@ static void *run(void *argument) {
         c->first = (c->first + 1) % HR_QUEUE;
         c->count--;
         pthread_mutex_unlock(&c->lock);
+        fq_former *former = l->batch->former;
         end_batch(c, l);
+        (void)fq_former_step_now(former); /* the launcher may sleep: what waits goes into the slot that is free now */
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);

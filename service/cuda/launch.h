@@ -21,6 +21,7 @@
 
 #include "cuda_api.h"
 #include "fq_batch.h"
+#include "fq_control.h"
 #include "fq_copies.h"
 
 enum {
