@@ -85,7 +85,7 @@ def engines(config: ServeConfig, engine_ms: float, width: int) -> list[Engine]:
                 inputs=(TensorSpec("x", "FP32", (width,)),),
                 outputs=(TensorSpec("y", "FP32", (width,)),),
                 max_batch_wait_us=config.max_batch_wait_us,
-                instances=config.instances,
+                instances=config.instances or 1,
             ),
             engine_ms,
         )
