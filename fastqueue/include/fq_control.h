@@ -149,6 +149,14 @@ static inline void fq_former_step_for(fq_former *f) {
     if (until_ns < f->sleep_until_ns || f->output.stale_granules) fq_bell_kick(&f->page->bell);
 }
 
+/* After a batch that somebody else than its launcher has completed: the launcher may sleep, and what waits goes into the slot
+ * that is free now. */
+static inline void fq_former_slot_freed(fq_former *f) {
+    pthread_mutex_lock(&f->lock);
+    if (!f->closing) fq_former_step_for(f);
+    pthread_mutex_unlock(&f->lock);
+}
+
 /* Waits until nothing of the model waits or runs, then forgets it. The front ends have stopped sending to it: what they sent
  * before is in their lanes by now, and is drained first, so that all of it is answered. */
 static inline void fq_former_remove_model(fq_former *f, uint32_t id) {

@@ -55,7 +55,7 @@ static void *run(void *argument) {
         pthread_mutex_unlock(&c->lock);
         fq_former *former = l->batch->former;
         end_batch(c, l);
-        (void)fq_former_step_now(former); /* the launcher may sleep: what waits goes into the slot that is free now */
+        fq_former_slot_freed(former);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);
