@@ -87,6 +87,7 @@ def run(folder: Path, *arguments: str, shim: Path | None = None) -> subprocess.C
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_name_is_there(version: str) -> None:
     names = json.dumps({owner: sorted(found) for owner, found in used().items()})
@@ -97,6 +98,7 @@ def test_every_name_is_there(version: str) -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver on this machine")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_without_a_driver_the_service_ends_with_a_sentence(version: str, tmp_path: Path) -> None:
