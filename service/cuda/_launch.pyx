@@ -124,6 +124,12 @@ cdef class Completer:
             raise MemoryError("no thread could be started")
         self.running = True
 
+    def __dealloc__(self):
+        """One that was never closed: whoever made it failed before there was anything to answer."""
+        if self.running:
+            with nogil:
+                hr_completer_stop(&self.completer)
+
     def close(self) -> None:
         """Ends the thread, when everything that was handed over is answered."""
         if self.running:
@@ -143,6 +149,8 @@ cdef class LaunchSlot:
         cdef size_t address = staging[0], size = staging[1]
         self.completer = completer
         cdef int code = hr_launch_init(&self.slot, &completer.completer, <void *>stream, <void *>address, size)
+        if code:
+            hr_launch_free(&self.slot)
         checked(code, "making events")
 
     def close(self) -> None:

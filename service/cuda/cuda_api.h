@@ -17,6 +17,8 @@ typedef void *CUgraphExec;
 
 enum {
     HR_CUDA_SUCCESS = 0,
+    HR_CUDA_OUT_OF_MEMORY = 2,
+    HR_CUDA_NOT_SUPPORTED = 801,
     HR_EVENT_BLOCKING_SYNC = 1,
     HR_REGISTER_PORTABLE = 1,
     HR_REGISTER_READ_ONLY = 8,

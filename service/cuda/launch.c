@@ -20,22 +20,19 @@ static uint32_t pinned_count;
 static CUresult pin(void *address, size_t bytes, int read_only) {
     if (!read_only) return cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE);
     CUresult code = cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE | HR_REGISTER_READ_ONLY);
-    if (!code || mprotect(address, bytes, PROT_READ | PROT_WRITE)) return code;
+    if (code != HR_CUDA_NOT_SUPPORTED || mprotect(address, bytes, PROT_READ | PROT_WRITE)) return code;
     code = cuda.cuMemHostRegister(address, bytes, HR_REGISTER_PORTABLE);
     (void)mprotect(address, bytes, PROT_READ);
     return code;
 }
 
 CUresult hr_pinned_register(void *address, size_t bytes, int read_only) {
-    CUresult code = pin(address, bytes, read_only);
-    if (code) return code;
+    const unsigned char *start = address;
     pthread_mutex_lock(&pinned_lock);
-    if (pinned_count < HR_PINNED_MAX) {
-        const unsigned char *start = address;
-        pinned[pinned_count++] = (hr_range){start, start + bytes};
-    }
+    CUresult code = pinned_count < HR_PINNED_MAX ? pin(address, bytes, read_only) : HR_CUDA_OUT_OF_MEMORY;
+    if (!code) pinned[pinned_count++] = (hr_range){start, start + bytes};
     pthread_mutex_unlock(&pinned_lock);
-    return HR_CUDA_SUCCESS;
+    return code;
 }
 
 CUresult hr_pinned_unregister(void *address) {
@@ -49,10 +46,20 @@ CUresult hr_pinned_unregister(void *address) {
     return cuda.cuMemHostUnregister(address);
 }
 
-static int is_pinned(const unsigned char *from, uint64_t bytes) {
-    int found = 0;
+static int is_within(const hr_range *range, const unsigned char *from, uint64_t bytes) {
+    return from >= range->start && from < range->end && bytes <= (uint64_t)(range->end - from);
+}
+
+/* Whether memory is pinned; `last` is where it was found before. Pieces of one batch nearly always lie in one range, which stays
+ * pinned while they are in use: so the lock is taken per input, not per row. */
+static int is_pinned(hr_range *last, const unsigned char *from, uint64_t bytes) {
+    int found = is_within(last, from, bytes);
+    if (found) return 1;
     pthread_mutex_lock(&pinned_lock);
-    for (uint32_t i = 0; i < pinned_count && !found; i++) found = from >= pinned[i].start && from + bytes <= pinned[i].end;
+    for (uint32_t i = 0; i < pinned_count && !found; i++) {
+        found = is_within(&pinned[i], from, bytes);
+        if (found) *last = pinned[i];
+    }
     pthread_mutex_unlock(&pinned_lock);
     return found;
 }
@@ -140,8 +147,8 @@ static unsigned char *stage(hr_launch *l, uint64_t bytes) {
 }
 
 /* A piece of memory that is pinned, or not. */
-static CUresult copy_piece(hr_launch *l, const fq_copy *piece, CUdeviceptr to, uint32_t *fallbacks) {
-    if (is_pinned(piece->from, piece->bytes)) return add(l, to, host(piece->from), piece->bytes);
+static CUresult copy_piece(hr_launch *l, hr_range *last, const fq_copy *piece, CUdeviceptr to, uint32_t *fallbacks) {
+    if (is_pinned(last, piece->from, piece->bytes)) return add(l, to, host(piece->from), piece->bytes);
     unsigned char *place = stage(l, piece->bytes);
     if (place) {
         memcpy(place, piece->from, piece->bytes);
@@ -154,13 +161,14 @@ static CUresult copy_piece(hr_launch *l, const fq_copy *piece, CUdeviceptr to, u
 static CUresult copy_input(hr_launch *l, const fq_batch *b, uint32_t input, CUdeviceptr to, uint32_t *fallbacks) {
     uint64_t bytes = fq_batch_input_bytes(b, input);
     int64_t count = pieces_of(l, b, input);
+    hr_range last = {NULL, NULL};
     if (count < 0) return -1;
     if (count > 1 && bytes / (uint64_t)count < HR_TINY) {
         unsigned char *place = stage(l, bytes);
         if (place && fq_batch_gather(b, input, place, bytes) == 0) return add(l, to, host(place), bytes);
     }
     for (int64_t i = 0; i < count; i++) {
-        CUresult code = copy_piece(l, &l->pieces[i], to, fallbacks);
+        CUresult code = copy_piece(l, &last, &l->pieces[i], to, fallbacks);
         if (code) return code;
         to += l->pieces[i].bytes;
     }
@@ -189,12 +197,13 @@ hr_result hr_copy_in(hr_launch *l, fq_batch *b, const hr_input *inputs, uint32_t
 
 CUresult hr_finish(hr_launch *l, const hr_output *outputs, uint32_t count) {
     CUresult code = cuda.cuEventRecord(l->computed, l->stream);
+    hr_range last = {NULL, NULL};
     l->count = 0;
     for (uint32_t i = 0; i < count && !code; i++) {
         const hr_output *o = &outputs[i];
         if (!o->bytes) continue;
-        code = is_pinned(o->to, o->bytes) ? add(l, host(o->to), o->from, o->bytes)
-                                          : cuda.cuMemcpyDtoHAsync(o->to, o->from, o->bytes, l->stream);
+        code = is_pinned(&last, o->to, o->bytes) ? add(l, host(o->to), o->from, o->bytes)
+                                                 : cuda.cuMemcpyDtoHAsync(o->to, o->from, o->bytes, l->stream);
     }
     if (!code) code = issue(l, 0);
     return code ? code : cuda.cuEventRecord(l->done, l->stream);

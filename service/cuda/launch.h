@@ -31,7 +31,8 @@ enum {
     HR_TINY = 2048,     /* bytes of a piece, on average, below which pieces are gathered */
 };
 
-/* The device reads `bytes` from `address` on by itself from now on; `read_only`: it never writes them. */
+/* The device reads `bytes` from `address` on by itself from now on; `read_only`: it never writes them. There are HR_PINNED_MAX
+ * such ranges at most: one more is HR_CUDA_OUT_OF_MEMORY. */
 CUresult hr_pinned_register(void *address, size_t bytes, int read_only);
 CUresult hr_pinned_unregister(void *address);
 
