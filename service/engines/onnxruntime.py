@@ -38,6 +38,7 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ from service.engines.onnx_words import words_of
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed, Shape
 from service.models.spec import ModelSpec
-from service.models.wanted import Wanted, as_served, asked_size, disagreements, narrowed
+from service.models.wanted import Wanted, asked_size, narrowed, served
 
 if TYPE_CHECKING:
     from fastqueue import Batch
@@ -99,35 +100,27 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
             raise RunFailed(clean(error)) from error
 
     found = derive(inputs, outputs, run, asked_size(wanted, inputs), wanted.batch_sizes)
-    spec = ModelSpec(
+    spec, faults = served(
+        wanted,
+        replace(found, inputs=as_text(found.inputs)),
         name=name,
         version=version,
         platform=PLATFORM,
         backend=BACKEND,
-        max_batch_size=found.max_batch_size,
-        inputs=as_text(found.inputs),
-        outputs=found.outputs,
-        max_batch_wait_us=wanted.max_batch_wait_us,
         instances=wanted.instances,
-        why_unbatched=found.why_unbatched,
-        warnings=wanted.warnings + found.warnings,
-        batch_sizes=found.batch_sizes,
-        config_json=wanted.config_json,
-        scheduling=wanted.scheduling,
     )
-    served = as_served(wanted, spec)
-    if faults := served.faults() + disagreements(wanted, spec):
+    if faults:
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
     ahead = found.shapes_confirmed and all(tensor.row_bytes >= 0 for tensor in found.outputs)
     ahead = ahead and not has_strings(inputs)
     if ahead:
         ahead = _writes_where_bound(session, inputs, outputs, found.sample, run)
     held = [stored(array, tensor.datatype) for array, tensor in zip(found.sample, inputs, strict=False)]
-    at_once = rows_at_once(served) if ahead and has_few_weights(path) else 0
+    at_once = rows_at_once(spec) if ahead and has_few_weights(path) else 0
     if at_once and threads > 1:
-        feed = longest_run(served, min(at_once, served.max_batch_size))
+        feed = longest_run(spec, min(at_once, spec.max_batch_size))
         session = lighter(session, lambda: _open_session(path, where, 1), feed)
-    return OnnxEngine(session, served, ahead, held, at_once)
+    return OnnxEngine(session, spec, ahead, held, at_once)
 
 
 def available_cores() -> int:

@@ -38,7 +38,7 @@ from service.engines.tensorrt_runtime import Outputs, Runtime
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed
 from service.models.spec import DYNAMIC, ModelSpec, numpy_dtype
-from service.models.wanted import Wanted, as_served, asked_size, disagreements, narrowed
+from service.models.wanted import Wanted, asked_size, narrowed, served
 
 PLATFORM = "tensorrt_plan"
 BACKEND = "tensorrt"
@@ -137,31 +137,23 @@ def _described(
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
         try:
-            return model.run_once(arrays, [t.datatype for t in outputs], device)
+            return model.run_once(arrays, device)
         except (EngineError, DriverError) as error:
             raise RunFailed(str(error)) from error
 
     found = derive(inputs, outputs, run, min(asked or most, most) if sizes else 0, sizes)
-    spec = ModelSpec(
+    spec, faults = served(
+        wanted,
+        found,
         name=name,
         version=version,
         platform=PLATFORM,
         backend=BACKEND,
-        max_batch_size=found.max_batch_size,
-        inputs=found.inputs,
-        outputs=found.outputs,
-        max_batch_wait_us=wanted.max_batch_wait_us,
         instances=wanted.instances if wanted.says_instances else device.stream_count,
-        why_unbatched=found.why_unbatched,
-        warnings=wanted.warnings + found.warnings,
-        batch_sizes=found.batch_sizes,
-        config_json=wanted.config_json,
-        scheduling=wanted.scheduling,
     )
-    served = as_served(wanted, spec)
-    if faults := served.faults() + disagreements(wanted, spec):
+    if faults:
         raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
-    model.serve(served, found.sample)
+    model.serve(spec, found.sample)
     return model
 
 
@@ -232,7 +224,9 @@ class PlanModel:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.profiles = profiles
-        self.datatypes = {name: _DATATYPES[engine.get_tensor_dtype(name).name] for name in inputs}
+        self.datatypes = {
+            name: _DATATYPES[engine.get_tensor_dtype(name).name] for name in (*inputs, *outputs)
+        }
         self.scratch_bytes = int(engine.device_memory_size_v2)
         self.sample: Sequence[Array] = ()
         self.sizes: tuple[int, ...] = UNBATCHED
@@ -257,10 +251,11 @@ class PlanModel:
     def open_context(self, place: Place) -> PlanContext:
         return PlanContext(self, place)
 
-    def run_once(self, arrays: Sequence[Array], datatypes: Sequence[str], device: Device) -> Sequence[Array]:
-        """A run by itself, on memory and a stream of its own; BF16 is float32 here. `datatypes`: of the
-        outputs. Raises EngineError, DriverError.
+    def run_once(self, arrays: Sequence[Array], device: Device) -> Sequence[Array]:
+        """A run by itself, on memory and a stream of its own; BF16 is float32 here. Raises EngineError,
+        DriverError.
         """
+        datatypes = [self.datatypes[name] for name in self.outputs]
         held = [stored(array, self.datatypes[n]) for array, n in zip(arrays, self.inputs, strict=True)]
         with OneRun(self, device) as run:
             found = run(held, datatypes)

@@ -1,9 +1,10 @@
 """What a user wants of a model beyond its file, as plain data, and whether the model agrees.
 
     config.pbtxt --modelconfig.py--> Wanted --engine--> narrowed, asked_size      before the model is tried
-                                                        disagreements, as_served  afterwards
+                                                        disagreements, as_served  afterwards; `served` is
+                                                        both, for an engine that derives its specs
 
-Every engine goes through these four, so that a config means the same whatever runs the model. The user's
+Every engine goes through these, so that a config means the same whatever runs the model. The user's
 dims prevail where the model leaves a size open, never where it does not. Until `as_served` a TensorSpec has
 the model's dims alone.
 """
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from service.models.derive import Derived
 from service.models.probe import Declared, is_dynamic
 from service.models.scheduling import Scheduling
 from service.models.spec import ModelSpec, TensorSpec
@@ -89,6 +91,37 @@ def _narrowed(tensor: Declared, dims: tuple[int, ...]) -> Declared:
         for dim, said in zip(tensor.shape[axes:], dims, strict=True)
     )
     return tensor._replace(shape=tensor.shape[:axes] + sizes)
+
+
+def served(
+    wanted: Wanted,
+    found: Derived,
+    *,
+    name: str,
+    version: str,
+    platform: str,
+    backend: str,
+    instances: int,
+) -> tuple[ModelSpec, list[str]]:
+    """The spec of a derived model, and why it cannot be served: one clause each, empty when it can."""
+    spec = ModelSpec(
+        name=name,
+        version=version,
+        platform=platform,
+        backend=backend,
+        max_batch_size=found.max_batch_size,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        max_batch_wait_us=wanted.max_batch_wait_us,
+        instances=instances,
+        why_unbatched=found.why_unbatched,
+        warnings=wanted.warnings + found.warnings,
+        batch_sizes=found.batch_sizes,
+        config_json=wanted.config_json,
+        scheduling=wanted.scheduling,
+    )
+    as_said = as_served(wanted, spec)
+    return as_said, as_said.faults() + disagreements(wanted, spec)
 
 
 def disagreements(wanted: Wanted, spec: ModelSpec) -> list[str]:
