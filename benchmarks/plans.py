@@ -10,20 +10,17 @@ once a second, of how busy the device was.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
+from gpu import digest, utilization
 from results import Results, flags
 
 from service._pb import inference as pb
@@ -46,11 +43,10 @@ def main() -> None:
     parser.add_argument("serve", nargs="*", help="more flags of headrace serve, after --")
     arguments = parser.parse_args()
     results = Results("plans", arguments.out)
-    digest = hashlib.sha256(arguments.plan.read_bytes()).hexdigest()[:12]
     command = [sys.executable, "-P", "-m", "service", "serve", str(arguments.plan), *arguments.serve]
     began = time.perf_counter()
     with started(command) as server, tempfile.TemporaryDirectory() as folder:
-        results.add(f"ready, plan {digest}", seconds=time.perf_counter() - began)
+        results.add(f"ready, plan {digest(arguments.plan)}", seconds=time.perf_counter() - began)
         request = request_file(server, arguments.plan.stem, Path(folder))
         for count in arguments.in_flight:
             with utilization() as busy:
@@ -129,34 +125,6 @@ def figures(server: Server, model: str) -> dict[str, float]:
         "compute_us_per_request": total.compute_infer.ns / 1000 / max(1, total.compute_infer.count),
         "output_us_per_request": total.compute_output.ns / 1000 / max(1, total.compute_output.count),
     }
-
-
-@contextmanager
-def utilization() -> Iterator[list[float]]:
-    """Percent of each second in which the device did something; nothing where there is no NVML."""
-    found: list[float] = []
-    over = threading.Event()
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:  # no such library, no driver
-        yield found
-        return
-
-    def watch() -> None:
-        while not over.wait(1.0):
-            found.append(float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        thread.join()
-        pynvml.nvmlShutdown()
 
 
 if __name__ == "__main__":

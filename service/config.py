@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 
 from service.certificates import BadCertificate, read_certificates
+from service.cores import default_io_threads
 from service.errors import ConfigError
 from service.installation import default_frontend
 
@@ -59,8 +60,8 @@ class ServeConfig:
         progress at once. answer_mb: answers that clients have not read yet, in MiB. max_message_bytes: of a
         request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
         frontend: which front end listens (FRONTENDS); native where it was built. io_threads: of the native
-        one, each with an input arena. model_control_mode: who says what is loaded (CONTROL_MODES): the start,
-        or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
+        one, each with an input arena; by default a quarter of the cores. model_control_mode: who says what is
+        loaded (CONTROL_MODES): the start, or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
         there is. grpc_unix_socket: the file of a Unix-domain socket to listen on too; empty: none.
         grpc_infer_response_compression_level: how hard answers to inference are compressed for clients that
         read gzip (COMPRESSION_LEVELS). grpc_keepalive_* and what follows: of connections, as in Triton (see
@@ -94,7 +95,7 @@ class ServeConfig:
     load_models: tuple[str, ...] = ()
     grpc_unix_socket: str = ""
     grpc_infer_response_compression_level: str = "none"
-    io_threads: int = 1
+    io_threads: int = field(default_factory=default_io_threads)
     grpc_keepalive_time_ms: int = 7_200_000
     grpc_keepalive_timeout_ms: int = 20_000
     grpc_keepalive_permit_without_calls: bool = True

@@ -86,8 +86,13 @@ def serve(
         ),
     ] = None,
     io_threads: Annotated[
-        int, typer.Option(metavar="N", help="I/O threads of the native front end, each with an input arena.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default="a quarter of the cores, 8 at most",
+            help="I/O threads of the native front end, each with an input arena.",
+        ),
+    ] = None,
     arena_mb: Annotated[int, typer.Option(metavar="MB", help="Memory for requests on their way in.")] = 256,
     output_arena_mb: Annotated[
         int, typer.Option(metavar="MB", help="Memory for answers on their way out.")
@@ -197,6 +202,7 @@ def serve(
     code 2.
     """
     from service.config import ServeConfig
+    from service.cores import default_io_threads
     from service.installation import default_frontend
     from service.supervisor import serve as run_service
 
@@ -227,7 +233,7 @@ def serve(
         frontend=frontend or default_frontend(),
         model_control_mode=model_control_mode,
         load_models=tuple(load_model or ()),
-        io_threads=io_threads,
+        io_threads=default_io_threads() if io_threads is None else io_threads,
         grpc_keepalive_time_ms=grpc_keepalive_time,
         grpc_keepalive_timeout_ms=grpc_keepalive_timeout,
         grpc_keepalive_permit_without_calls=bool(grpc_keepalive_permit_without_calls),

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from service.cores import available_cores
 from service.engines.base import EngineError, ModelLoadError
 from service.engines.bfloat16 import element_type, numbers_of, stored
 from service.engines.onnx_inputs import Input, has_few_weights, rows_at_once
@@ -121,17 +122,6 @@ def open_onnx(path: str, *, name: str, version: str, wanted: Wanted) -> OnnxEngi
         feed = longest_run(spec, min(at_once, spec.max_batch_size))
         session = lighter(session, lambda: _open_session(path, where, 1), feed)
     return OnnxEngine(session, spec, ahead, held, at_once)
-
-
-def available_cores() -> int:
-    """Cores this process may use: its affinity, and the quota of its control group where there is one."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return max(1, min(cores, -(-int(quota) // int(period))))
-    except (OSError, ValueError):  # no such file, or the quota is "max"
-        return cores
 
 
 def _open_session(path: str, where: str, threads: int) -> Any:

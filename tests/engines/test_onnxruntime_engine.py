@@ -12,7 +12,7 @@ import pytest
 from engine_fakes import FakeBatch
 
 from service.engines.base import EngineError, Instance, open_engine
-from service.engines.onnxruntime import OnnxEngine, available_cores, clean
+from service.engines.onnxruntime import OnnxEngine, clean
 from service.models.wanted import Wanted
 
 DTYPES = {
@@ -249,10 +249,6 @@ def test_what_the_spec_says_beside_its_tensors(path: Path) -> None:
     assert (spec.name, spec.version) == ("m", "1")
     assert (spec.platform, spec.backend) == ("onnxruntime_onnx", "onnxruntime")
     assert (spec.max_batch_wait_us, spec.instances) == (70, 3)
-
-
-def test_cores_are_a_positive_number() -> None:
-    assert available_cores() >= 1
 
 
 @pytest.mark.parametrize(
