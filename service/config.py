@@ -61,8 +61,9 @@ class ServeConfig:
         request at most. status_codes: whose refusals these are, where Triton differs (STATUS_CODES).
         frontend: which front end listens (FRONTENDS); native where it was built. io_threads: of the native
         one, each with an input arena; by default a quarter of the cores. model_control_mode: who says what is
-        loaded (CONTROL_MODES): the start, or clients. load_models: what is loaded at the start under `explicit`, by name; EVERY_MODEL is all
-        there is. grpc_unix_socket: the file of a Unix-domain socket to listen on too; empty: none.
+        loaded (CONTROL_MODES): the start, or clients. load_models: what is loaded at the start under
+        `explicit`, by name; EVERY_MODEL is all there is.
+        grpc_unix_socket: the file of a Unix-domain socket to listen on too; empty: none.
         grpc_infer_response_compression_level: how hard answers to inference are compressed for clients that
         read gzip (COMPRESSION_LEVELS). grpc_keepalive_* and what follows: of connections, as in Triton (see
         README), with its unit, milliseconds; NEVER_MS, and 0 of an age or grace, are none.
