@@ -4,8 +4,8 @@ The load comes from a generator of your own (``--load``), since one in Python is
 is called with ``--addr HOST:PORT --method METHOD --file REQUEST --n N --conns C --threads T --dur S --warm S
 --pids P,P``: N calls in flight over C connections, each the message in the file REQUEST. It prints a line of
 JSON: ``rps``, ``p50`` and ``p99`` in us, ``err``, and ``srv_us`` and ``cli_us``, CPU per request of those
-processes and of its own. The service's count of rows over the same time stands beside it, and NVML's word,
-once a second, of how busy the device was.
+processes and of its own. `rows_per_s` is the growth of the service's own count of rows over a time in the
+middle of that, and `device_busy_percent` NVML's word, once a second.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,6 +33,7 @@ from service.demo.server import Server, started
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_S = 1.0
+MARGIN_S = 0.5  # between the load's beginning or end and what is read of the service
 
 
 def main() -> None:
@@ -49,24 +52,35 @@ def main() -> None:
         results.add(f"ready, plan {digest(arguments.plan)}", seconds=time.perf_counter() - began)
         request = request_file(server, arguments.plan.stem, Path(folder))
         for count in arguments.in_flight:
-            with utilization() as busy:
-                before, began = rows(server, arguments.plan.stem), time.perf_counter()
-                found = load(arguments, server, request, count)
-                counted = rows(server, arguments.plan.stem) - before
-                seconds = time.perf_counter() - began
-            results.add(
-                f"{count} in flight",
-                requests_per_s=found["rps"],
-                rows_per_s_counted_with_warm_up=counted / seconds,
-                p50_ms=found["p50"] / 1000,
-                p99_ms=found["p99"] / 1000,
-                failed=found["err"],
-                server_cpu_us_per_request=found["srv_us"],
-                client_cpu_us_per_request=found["cli_us"],
-                device_busy_percent=mean(busy) if busy else 0.0,
-            )
-        results.add("statistics", **figures(server, arguments.plan.stem))
+            results.add(f"{count} in flight", **measure(arguments, server, request, count))
     results.finish()
+
+
+def measure(arguments: Any, server: Server, request: Path, count: int) -> dict[str, float]:
+    """One load; the service's figures are of a time in the middle of it."""
+    model = arguments.plan.stem
+    with generator(arguments, server, request, count) as process, utilization() as busy:
+        time.sleep(WARM_S + MARGIN_S)
+        before, began = statistics(server, model), time.perf_counter()
+        time.sleep(arguments.seconds - 2 * MARGIN_S)
+        after, seconds = statistics(server, model), time.perf_counter() - began
+        out, error = process.communicate(timeout=60 + 2 * arguments.seconds)
+    if process.returncode:
+        raise RuntimeError(f"{arguments.load}: exit code {process.returncode}: {error[-500:]}")
+    found = json.loads(out)
+    return {
+        "rows_per_s": (after.inference_count - before.inference_count) / seconds,
+        "requests_per_s": found["rps"],
+        "p50_ms": found["p50"] / 1000,
+        "p99_ms": found["p99"] / 1000,
+        "failed": found["err"],
+        "server_cpu_us_per_request": found["srv_us"],
+        "client_cpu_us_per_request": found["cli_us"],
+        "device_busy_percent": mean(busy[1:-1]) if busy[1:-1] else 0.0,
+        "mean_batch": (after.inference_count - before.inference_count)
+        / max(1, after.execution_count - before.execution_count),
+        **phases_us(before.inference_stats, after.inference_stats),
+    }
 
 
 def request_file(server: Server, model: str, folder: Path) -> Path:
@@ -84,7 +98,8 @@ def request_file(server: Server, model: str, folder: Path) -> Path:
     return path
 
 
-def load(arguments: Any, server: Server, request: Path, count: int) -> dict[str, Any]:
+@contextmanager
+def generator(arguments: Any, server: Server, request: Path, count: int) -> Iterator[subprocess.Popen[str]]:
     connections = min(arguments.connections, count)
     options = {
         "addr": server.url,
@@ -100,31 +115,25 @@ def load(arguments: Any, server: Server, request: Path, count: int) -> dict[str,
     command = [str(arguments.load)]
     for key, value in options.items():
         command += [f"--{key}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 2 * arguments.seconds)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr[-500:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def statistics(server: Server, model: str) -> Any:
+    with Client(server.url) as client:
+        return client.model_statistics(model)[0]
+
+
+def phases_us(before: Any, after: Any) -> dict[str, float]:
+    """Where a request's time in the worker went, on average."""
+    found = {}
+    for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
+        first, last = getattr(before, phase), getattr(after, phase)
+        found[f"{phase}_us"] = (last.ns - first.ns) / 1000 / max(1, last.count - first.count)
     return found
-
-
-def rows(server: Server, model: str) -> int:
-    """Rows that the service says it has answered."""
-    with Client(server.url) as client:
-        return int(client.model_statistics(model)[0].inference_count)
-
-
-def figures(server: Server, model: str) -> dict[str, float]:
-    with Client(server.url) as client:
-        stats = client.model_statistics(model)[0]
-    total = stats.inference_stats
-    count = max(1, stats.execution_count)
-    return {
-        "mean_batch": stats.inference_count / count,
-        "queue_us_per_request": total.queue.ns / 1000 / max(1, total.queue.count),
-        "input_us_per_request": total.compute_input.ns / 1000 / max(1, total.compute_input.count),
-        "compute_us_per_request": total.compute_infer.ns / 1000 / max(1, total.compute_infer.count),
-        "output_us_per_request": total.compute_output.ns / 1000 / max(1, total.compute_output.count),
-    }
 
 
 if __name__ == "__main__":
