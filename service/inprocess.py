@@ -71,12 +71,16 @@ class InProcess:
         """Requests whose clients wait."""
         return self.frontend.in_flight
 
-    def start_worker(self, engines: Sequence[AnyEngine], wait: bool = True) -> None:
+    def start_worker(
+        self, engines: Sequence[AnyEngine], wait: bool = True, process_fd: int | None = None
+    ) -> None:
         """Starts a worker, and returns when the service is ready (at once without `wait`). Under explicit
         model control `engines` is empty, and the worker loads what the config says, or what was wanted
-        last.
+        last. `process_fd`: the pidfd of the process that is to be taken for the worker's.
         """
-        self._worker = open_worker(self._config, self._kept, self._keep, lambda _: engines, self._open_one)
+        self._worker = open_worker(
+            self._config, self._kept, self._keep, lambda _: engines, self._open_one, process_fd
+        )
         self._worker.start()
         ours, theirs = socket_pair()
         self._worker.open_link(Channel(theirs))

@@ -35,6 +35,7 @@ cdef extern from "dispatch.h" nogil:
     int hr_dispatch_open_lane(hr_dispatch *d, int *lane_fd, hr_error *err) noexcept
     int hr_dispatch_attach(hr_dispatch *d, uint32_t lane, int page_fd, int output_fd, hr_error *err) noexcept
     uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t lane, uint64_t *tokens) noexcept
+    void hr_dispatch_free_lane(hr_dispatch *d, uint32_t lane) noexcept
     uint32_t hr_dispatch_slots(const hr_dispatch *d) noexcept
     void hr_dispatch_set_table(hr_dispatch *d, hr_table *table) noexcept
     int hr_dispatch_submit(hr_dispatch *d, const uint8_t *message, size_t length, const hr_call *call, uint64_t *handle,
@@ -175,7 +176,8 @@ cdef class Dispatcher:
             raise LayoutMismatch(text_of(&err))
 
     def close_lane(self, uint32_t lane) -> list:
-        """The worker is gone: the tokens whose clients still wait, to be answered UNAVAILABLE. Nothing more comes of them."""
+        """The worker is gone: the tokens whose clients still wait, to be answered UNAVAILABLE. Nothing more comes of them; their
+        memory is kept aside until `free_lane`."""
         self.alive()
         cdef uint64_t *tokens = <uint64_t *>PyMem_Malloc(hr_dispatch_slots(self.d) * sizeof(uint64_t))
         if tokens == NULL:
@@ -184,6 +186,11 @@ cdef class Dispatcher:
             return [tokens[i] for i in range(hr_dispatch_close_lane(self.d, lane, tokens))]
         finally:
             PyMem_Free(tokens)
+
+    def free_lane(self, uint32_t lane) -> None:
+        """Nobody reads the input of a closed lane's requests any more: their memory is free."""
+        self.alive()
+        hr_dispatch_free_lane(self.d, lane)
 
     def set_models(self, models, known=()) -> None:
         """Replaces the table: (model id, lane, ModelSpec) each, and (name, version, why) of each version that is not served.

@@ -30,9 +30,9 @@
  * A handle names a request for hr_dispatch_cancel. It holds a number that is never used again, so a late
  * cancel of a request that has ended meets nobody.
  *
- * A WORKER'S DEATH is the closing of its lane: all its outstanding tokens are reported at once and their memory
- * is free. (On a GPU copies from the input blocks may still be running then: a GPU's lane must keep them aside until
- * the worker's process has ended.) Between two incarnations its models answer UNAVAILABLE.
+ * A WORKER'S DEATH is the closing of its lane: all its outstanding tokens are reported at once. Their memory is kept
+ * aside until the lane is freed, which is when the worker's process has ended: copies of a device from it may be running
+ * as long as that lives. Between two incarnations its models answer UNAVAILABLE.
  *
  * WHAT THE WORKER WROTE is copied to private memory, checked, and only then used: a broken worker costs its
  * requests an INTERNAL, never this process.
@@ -75,6 +75,9 @@ int hr_dispatch_attach(hr_dispatch *d, uint32_t lane, int page_fd, int output_fd
 /* The worker is gone. Writes the tokens of clients that still wait to `tokens`, which has room for
  * hr_dispatch_slots of them (or is NULL: nobody is told): their number. No answer of this lane may be held. */
 uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t lane, uint64_t *tokens);
+
+/* Nobody reads what the requests of a closed lane had in the input arena any more: it is free, and the lane's number too. */
+void hr_dispatch_free_lane(hr_dispatch *d, uint32_t lane);
 uint32_t hr_dispatch_slots(const hr_dispatch *d);
 
 /* Takes the table over; `worker` of each spec is a lane's number. Requests in flight keep the spec they came with. */

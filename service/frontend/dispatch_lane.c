@@ -72,14 +72,20 @@ static void unmap(void *at, uint64_t bytes) {
 
 /* ---- lanes ---- */
 
-static void free_lane(hr_lane *lane) {
+/* Ends all of a lane but `pending`, which says what its requests had of the arena. */
+static void unmap_lane(hr_lane *lane) {
     unmap(lane->memory, lane->bytes);
     unmap(lane->page, lane->page_bytes);
     unmap((void *)(uintptr_t)lane->output, lane->output_bytes);
     close_fd(lane->fd);
-    free(lane->pending);
     free(lane->free_slots);
     free(lane->states);
+    *lane = (hr_lane){.fd = -1, .pending = lane->pending};
+}
+
+static void free_lane(hr_lane *lane) {
+    unmap_lane(lane);
+    free(lane->pending);
     *lane = (hr_lane){.fd = -1};
 }
 
@@ -105,7 +111,7 @@ static int make_lane(hr_dispatch *d, hr_lane *lane, uint8_t number) {
 
 int hr_dispatch_open_lane(hr_dispatch *d, int *lane_fd, hr_error *err) {
     uint32_t number = 0;
-    while (number < HR_MAX_LANES && d->lanes[number].open) number++;
+    while (number < HR_MAX_LANES && (d->lanes[number].open || d->lanes[number].closed)) number++;
     if (number == HR_MAX_LANES)
         return hr_fail(err, HR_RESOURCE_EXHAUSTED, "expected at most %d workers, got one more", HR_MAX_LANES);
     hr_lane *lane = &d->lanes[number];
@@ -191,19 +197,34 @@ uint32_t hr_dispatch_close_lane(hr_dispatch *d, uint32_t number, uint64_t *token
     for (uint32_t i = 0; i < d->slots; i++) {
         hr_pending *p = &lane->pending[i];
         if (p->state == HR_IDLE) continue;
+        bool read = p->state != HR_TAKEN; /* the worker may be reading its input */
         if (p->state == HR_WAITING && tokens != NULL) tokens[count++] = p->token;
-        if (p->state != HR_TAKEN) fq_input_free(&d->input, p->blocks, p->block_count);
         hr_pending_clear(d, p);
+        if (read) p->state = HR_ASIDE;
     }
     for (uint32_t i = 0; d->table != NULL && i < d->table->count; i++)
         if (d->table->specs[i]->worker == number) d->table->specs[i]->worker = HR_NO_LANE; /* the next one has its own */
-    free_lane(lane);
+    unmap_lane(lane);
+    lane->closed = true;
     return count;
+}
+
+void hr_dispatch_free_lane(hr_dispatch *d, uint32_t number) {
+    if (number >= HR_MAX_LANES || !d->lanes[number].closed) return;
+    hr_lane *lane = &d->lanes[number];
+    for (uint32_t i = 0; i < d->slots; i++) {
+        hr_pending *p = &lane->pending[i];
+        if (p->state == HR_ASIDE) fq_input_free(&d->input, p->blocks, p->block_count);
+    }
+    free_lane(lane);
 }
 
 void hr_dispatch_free(hr_dispatch *d) {
     if (d == NULL) return;
-    for (uint32_t i = 0; i < d->lane_count; i++) hr_dispatch_close_lane(d, i, NULL);
+    for (uint32_t i = 0; i < d->lane_count; i++) {
+        hr_dispatch_close_lane(d, i, NULL);
+        hr_dispatch_free_lane(d, i);
+    }
     hr_table_drop(d->table);
     unmap(d->arena, d->arena_bytes);
     close_fd(d->arena_fd);

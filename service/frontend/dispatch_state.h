@@ -18,7 +18,8 @@ enum hr_pending_state {
     HR_IDLE,
     HR_WAITING, /* published, and a client waits */
     HR_GONE,    /* published, and the client was answered or has left */
-    HR_TAKEN    /* FINAL came, and the caller has the answer */
+    HR_TAKEN,   /* FINAL came, and the caller has the answer */
+    HR_ASIDE    /* its lane was closed: nothing is left of it but its memory, which its worker may still read */
 };
 
 /* What this thread remembers of a slot's request. */
@@ -46,6 +47,7 @@ typedef struct hr_pending {
 
 typedef struct hr_lane {
     bool open;
+    bool closed;   /* and not freed yet */
     bool attached; /* a worker answers on it */
     bool unrung;   /* requests were submitted since its worker's bell was looked at */
     int fd;

@@ -7,6 +7,8 @@
        from then on nothing is sent to what it does not serve any more
     4. loads and unloads are asked of it, and it says what became of each
     5. the link ends: the worker is gone, its lanes are closed, and whoever waited for it is told UNAVAILABLE
+    6. its process ends, which the pidfd that came with ready tells: only now is the input memory of what it
+       had used again, since a device may have been reading it
 
 A worker that says what makes no sense is treated as gone.
 """
@@ -45,7 +47,12 @@ class Lanes(Protocol):
         """
 
     def close_lanes(self, lane: int) -> None:
-        """The worker behind `lane` is gone: whoever waits for it is told."""
+        """The worker behind `lane` is gone: whoever waits for it is told. What its requests had of the input
+        arena stays as it is.
+        """
+
+    def free_lanes(self, lane: int) -> None:
+        """The process behind a closed lane has ended: nothing reads that memory any more."""
 
     def set_models(self, models: list[tuple[int, int, ModelSpec]], known: list[tuple[str, str, str]]) -> None:
         """What is served from now on: (model id, lane, spec) each; and (name, version, why) of each version
@@ -59,6 +66,7 @@ class Link:
     def __init__(self, worker: int, channel: AsyncChannel) -> None:
         self.worker = worker
         self.channel = channel
+        self.process_fd = -1  # readable when the worker's process has ended; -1: none is waited for
         self.calls: dict[int, asyncio.Future[None]] = {}
 
 
@@ -71,6 +79,7 @@ class Links:
         self._changed = changed
         self._lane_of: dict[int, int] = {}
         self._links: dict[int, Link] = {}
+        self._ending: set[int] = set()  # pidfds of workers that are gone and whose processes are not yet
         self._numbers = itertools.count(1)
 
     # What is asked of a worker.
@@ -137,8 +146,10 @@ class Links:
     def _on_ready(self, link: Link, lane: int, ready: Message) -> None:
         fds = ready.take_fds()
         try:
-            if ready.kind != "ready" or len(fds) != 2:
-                raise ProtocolError(f"expected ready with two descriptors, got {ready!r}")
+            if ready.kind != "ready" or len(fds) not in (2, 3):
+                raise ProtocolError(f"expected ready with two or three descriptors, got {ready!r}")
+            if len(fds) == 3:
+                link.process_fd = fds.pop()
             self._lanes.attach_lanes(lane, *fds)
             page = WorkerPage(fds[0])
         finally:
@@ -170,6 +181,26 @@ class Links:
             self._catalog.worker_gone(link.worker)
             self._changed()
         self._lanes.close_lanes(lane)
+        if link.process_fd < 0:
+            self._lanes.free_lanes(lane)
+            return
+        self._ending.add(link.process_fd)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(link.process_fd, self._on_process_end, lane, link.process_fd)
+
+    def _on_process_end(self, lane: int, process_fd: int) -> None:
+        self._forget(process_fd)
+        self._lanes.free_lanes(lane)
+
+    def _forget(self, process_fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(process_fd)
+        os.close(process_fd)
+        self._ending.discard(process_fd)
+
+    def close(self) -> None:
+        """Waits for no process any more; every link has ended, and the front-end threads are about to."""
+        for process_fd in list(self._ending):
+            self._forget(process_fd)
 
 
 def models_of(body: dict[str, Any]) -> list[tuple[int, ModelSpec]]:

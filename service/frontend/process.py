@@ -121,6 +121,7 @@ class FrontEnd:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._links.close()
         if self._metrics_port is not None:
             self._metrics_port.close()
         self.server.close()

@@ -38,13 +38,14 @@ def open_worker(
     keep: Keep,
     load: Callable[[ServeConfig], Sequence[AnyEngine]] = open_engines,
     open_one: Callable[[Found], AnyEngine] = open_model,
+    process_fd: int | None = None,
 ) -> Worker:
-    """A worker with what it has to serve. Raises StartError.
+    """A worker with what it has to serve. Raises StartError. `process_fd`: as `Worker`'s.
 
     `load` and `open_one` are where tests put engines of their own.
     """
     choose(config.device, config.streams)
-    settings: dict[str, Any] = {"first_id": kept["next_id"], "keep": keep}
+    settings: dict[str, Any] = {"first_id": kept["next_id"], "keep": keep, "process_fd": process_fd}
     if not config.explicit:
         return Worker(load(config), config.output_arena_mb, config.spill_mb, **settings)
     library = Library(config, open_one)
@@ -82,7 +83,7 @@ def main(
         control.send("keep", what)
 
     try:
-        worker = open_worker(config, kept, keep, load, open_one)
+        worker = open_worker(config, kept, keep, load, open_one, os.pidfd_open(os.getpid()))
     except StartError as error:
         control.send("failed", {"message": str(error)})
         return EXIT_BAD_START

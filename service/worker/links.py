@@ -6,10 +6,14 @@ What is said on a link (`service.control`), whose end is the death of whoever wa
                 swapped {swap}                      it sends nothing any more to what is not in that table
                 load {call, model, config, folder}  see control.py; folder is the worker's from then on
                 unload {call, model}
-    worker      ready {models: [{id, spec}], states, devices} + [worker page memfd, output arena memfd]
+    worker      ready {models: [{id, spec}], states, devices}
+                      + [worker page memfd, output arena memfd, pidfd]
                 models {swap, models}               what is served from now on
                 state {model, versions}             as it changes: [version, state, reason] each
                 done {call, code, message}          the call's end; code 0: it was done
+
+By the pidfd the front end knows when this process has ended, and with it every copy from the input arenas
+to a device. A worker that is no process of its own has none.
 
 A table is swapped with acknowledgement: `swap` returns when every front end has said that it has the new one,
 or has gone. What it sent to a model that is not in it lies in its lanes by then.
@@ -50,14 +54,21 @@ class Link:
 
 
 class Links:
-    """All links of a worker. `on_call` gets each load and unload, and must not wait."""
+    """All links of a worker. `on_call` gets each load and unload, and must not wait. `process_fd`: the pidfd
+    of its process; None: it has none of its own.
+    """
 
     def __init__(
-        self, former: BatchFormer, devices: Devices, on_call: Callable[[Link, Message], None]
+        self,
+        former: BatchFormer,
+        devices: Devices,
+        on_call: Callable[[Link, Message], None],
+        process_fd: int | None = None,
     ) -> None:
         self._former = former
         self._devices = devices
         self._on_call = on_call
+        self._fds = [former.page_fd, former.output_fd, *([] if process_fd is None else [process_fd])]
         self._changed = threading.Condition()  # guards what follows; never taken on the way of a request
         self._links: dict[Link, threading.Thread] = {}
         self._table: list[LoadedModel] = []
@@ -139,7 +150,7 @@ class Links:
     def _say_ready(self, link: Link) -> None:
         with self._changed:  # a table that is swapped meanwhile comes behind this one
             body = {"models": self._models(), "states": self._states, "devices": self._devices.names}
-            link.send("ready", body, [self._former.page_fd, self._former.output_fd])
+            link.send("ready", body, self._fds)
             link.ready = True
             link.swapped = self._swap
 

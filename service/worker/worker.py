@@ -43,7 +43,7 @@ class Worker:
 
     `library`: what clients may load and unload; None: nothing. `first_id`: of its models. `keep` is told what
     whoever comes after this worker has to know: the models that are wanted, and the next id. `end` ends this
-    process with a sentence.
+    process with a sentence; `process_fd` is its pidfd, where it is the worker's own.
     """
 
     def __init__(
@@ -56,11 +56,12 @@ class Worker:
         first_id: int = 1,
         keep: Keep = _forget,
         end: Callable[[str], None] = end_process,
+        process_fd: int | None = None,
     ) -> None:
         self._former = BatchFormer(output_arena_mb, spill_mb=spill_mb)
         self.devices = Devices(self._former, end)
         self._former_thread = threading.Thread(target=self._former.run, name="former", daemon=True)
-        self._links = Links(self._former, self.devices, self._on_call)
+        self._links = Links(self._former, self.devices, self._on_call, process_fd)
         self._models = Models(self._former, self.devices, first_id)
         self._watch = Watch(self._former.watch, self._models.watched, end)
         self._control = Control(self._models, self._links, library, keep)

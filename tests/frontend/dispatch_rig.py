@@ -93,7 +93,7 @@ class Worker:
         return count
 
     def execute(self, batch: Batch, spec: ModelSpec) -> None:
-        total = sum(self._input(batch, i) for i in range(len(spec.inputs)))
+        total = sum(self.input(batch, i) for i in range(len(spec.inputs)))
         results = [np.ascontiguousarray(total * place, "<f4") for place in range(1, len(spec.outputs) + 1)]
         rows = max(1, batch.rows) if spec.max_batch_size else 1
         addresses = batch.reserve([r.nbytes // rows for r in results])
@@ -102,7 +102,7 @@ class Worker:
         batch.complete([r.shape for r in results])
 
     @staticmethod
-    def _input(batch: Batch, i: int) -> Any:
+    def input(batch: Batch, i: int) -> Any:
         shape = batch.input_shape(i)
         assert shape is not None
         array = np.empty(shape, "<f4")

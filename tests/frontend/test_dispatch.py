@@ -263,6 +263,7 @@ def test_a_dead_worker_gives_all_its_tokens_back_and_a_new_one_serves_on() -> No
     assert batch is not None
     assert sorted(rig.dispatcher.close_lane(lane)) == tokens
     assert rig.dispatcher.close_lane(lane) == []
+    rig.dispatcher.free_lane(lane)
     assert rig.dispatcher.outstanding == rig.dispatcher.arena_used == 0
     assert rig.dispatcher.next_deadline() is None and rig.dispatcher.check() == 0
     assert refused(rig, request(M, row(1))).code == UNAVAILABLE
@@ -276,6 +277,37 @@ def test_a_dead_worker_gives_all_its_tokens_back_and_a_new_one_serves_on() -> No
     assert rig.at_rest()
 
 
+def test_what_a_dead_workers_device_may_still_read_stays_as_it_was_until_its_process_has_ended() -> None:
+    rig = Rig(arena_mb=1)
+    lane = rig.worker(M)
+    held = [row(*range(number, number + 1000)) for number in range(8)]
+    for values in held:
+        rig.submit(request(M, values))
+    batches = [rig.workers[lane].take(1)]  # and what waits behind it may be launched by a worker that lives
+    assert len(rig.dispatcher.close_lane(lane)) == 8
+    used = rig.dispatcher.arena_used
+    assert used >= 8 * 4000 and rig.dispatcher.outstanding == 0 and rig.dispatcher.check() == 0
+
+    first = rig.workers.pop(lane)
+    rig.table.clear()
+    other = rig.worker(M)
+    assert other != lane, "the number is the dead worker's as long as its memory is"
+    for number in range(200):
+        rig.submit(request(M, row(*[-1.0] * 1000)))
+        if number % 8 == 7:
+            rig.run()
+    batches += [batch for _ in range(8) if (batch := first.take(1)) is not None]
+    seen = [first.input(batch, 0) for batch in batches if batch is not None and batch.check()]
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(held)[: sum(map(len, seen))])
+    assert rig.dispatcher.arena_used == used and len(seen) > 0
+
+    rig.dispatcher.free_lane(lane)
+    assert rig.at_rest()
+    rig.dispatcher.free_lane(lane)
+    assert rig.at_rest()
+    assert rig.worker(model("n")) == lane
+
+
 def test_two_workers_die_alone() -> None:
     a, b = model("a"), model("b")
     rig = Rig()
@@ -283,6 +315,7 @@ def test_two_workers_die_alone() -> None:
     dead, _ = rig.submit(request(a, row(1)))
     alive, _ = rig.submit(request(b, row(2)))
     assert rig.dispatcher.close_lane(first) == [dead]
+    rig.dispatcher.free_lane(first)
     del rig.workers[first]
     answers = rig.run()
     np.testing.assert_array_equal(arrays(response(answers[alive][1]))["Y"], row(2))
@@ -361,6 +394,8 @@ def test_a_large_requests_memory_goes_back_when_its_worker_dies() -> None:
     arena = rig.dispatcher.open_lane()[1][1]
     token, _ = rig.submit(request(rig.table[0][2], np.ones(5 << 20, np.float32)))
     assert rig.dispatcher.close_lane(lane) == [token]
+    assert taken_mb(arena) >= 20
+    rig.dispatcher.free_lane(lane)
     assert (rig.dispatcher.arena_used, rig.dispatcher.check()) == (0, 0)
     assert taken_mb(arena) <= 4 + 1
 

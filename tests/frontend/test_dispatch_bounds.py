@@ -120,6 +120,7 @@ def test_the_next_incarnation_of_a_worker_starts_from_nothing() -> None:
     for _ in range(4):
         rig.submit(request(A, row(1)))
     rig.dispatcher.close_lane(lane)
+    rig.dispatcher.free_lane(lane)
     rig.workers.clear()
     rig.table.clear()
     assert rig.worker(replace(A, max_batch_size=2), B) == lane

@@ -69,6 +69,7 @@ def mad(request: pytest.FixtureRequest) -> Iterator[MadWorker]:
     assert worker.rig.dispatcher.check() == 0
     token, _ = worker.rig.submit(infer_request(M, row(1)[0]))  # and the thread serves on
     assert worker.rig.dispatcher.close_lane(worker.lane)[-1] == token
+    worker.rig.dispatcher.free_lane(worker.lane)
     assert worker.rig.at_rest()
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+
+import pytest
 
 from fastqueue import BatchFormer
 from service.control import AsyncChannel, socket_pair
@@ -31,11 +34,14 @@ class Order:
     def close_lanes(self, lane: int) -> None:
         self.did.append("close")
 
+    def free_lanes(self, lane: int) -> None:
+        self.did.append("free")
+
     def set_models(self, models: list[tuple[int, int, ModelSpec]], known: list[tuple[str, str, str]]) -> None:
         self.did.append("set models")
 
 
-async def one_life(order: Order, former: BatchFormer) -> None:
+async def one_life(order: Order, former: BatchFormer, process_fds: Sequence[int] = ()) -> None:
     """A worker that becomes ready, serves other models, says that one is down, and ends."""
     ours, theirs = socket_pair()
     serving = asyncio.create_task(order.links.serve(0, ours))
@@ -45,7 +51,7 @@ async def one_life(order: Order, former: BatchFormer) -> None:
     for fd in hello.take_fds():
         os.close(fd)
     body = {"models": [], "devices": ["CPU"], "states": {}}
-    await worker.send("ready", body, [former.page_fd, former.output_fd])
+    await worker.send("ready", body, [former.page_fd, former.output_fd, *process_fds])
     await worker.send("models", {"models": [], "swap": 1})
     await worker.send("state", {"model": "a", "versions": [["1", "UNAVAILABLE", "down"]]})
     swapped = await worker.receive()
@@ -60,5 +66,38 @@ def test_what_is_said_follows_what_is_done_when_it_is_good_and_comes_first_when_
     ready = ["attach", "set models", "ready: True"]
     models = ["set models", "ready: True"]
     state = ["set models", "ready: True"]
-    end = ["ready: False", "close"]
+    end = ["ready: False", "close", "free"]
     assert order.did == ready + models + state + end
+
+
+def test_the_memory_of_a_worker_that_is_gone_is_free_when_its_process_has_ended() -> None:
+    order, process = Order(), os.eventfd(0)
+
+    async def scenario() -> None:
+        await one_life(order, BatchFormer(1), [process])
+        await asyncio.sleep(0)  # what is ready is looked at
+        assert order.did[-1] == "close"
+        os.eventfd_write(process, 1)
+        async with asyncio.timeout(60):
+            while order.did[-1] == "close":
+                await asyncio.sleep(0)
+        order.links.close()
+
+    asyncio.run(scenario())
+    assert order.did[-2:] == ["close", "free"]
+    os.close(process)
+
+
+def test_at_the_end_no_process_is_waited_for() -> None:
+    order, (process, other_end) = Order(), os.pipe()
+
+    async def scenario() -> None:
+        await one_life(order, BatchFormer(1), [process])
+        os.close(process)
+        order.links.close()
+
+    asyncio.run(scenario())
+    assert order.did[-1] == "close"
+    with pytest.raises(BrokenPipeError):  # nobody has the descriptor any more
+        os.write(other_end, b"x")
+    os.close(other_end)

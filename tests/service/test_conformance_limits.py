@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, takewhile
+from signal import SIGKILL, SIGSTOP
+from subprocess import PIPE, Popen
 from threading import Event, Thread
 
 import grpc
@@ -175,6 +179,35 @@ def test_a_lost_worker_answers_at_once_and_the_next_one_serves(serve):
     service.start_worker([affine()])
     assert wire.call("ServerReady").ready
     assert np.array_equal(output(wire.infer(infer_request("affine", x=rows(1)))), 2 * rows(1) + 1)
+
+
+def test_the_memory_of_a_lost_worker_is_used_again_when_its_process_has_ended(serve):
+    """A device may be copying from it as long as that lives, stopped or not."""
+    engine = affine()
+    service, wire = serve(affine())
+    service.cut_link()
+    service.stop_worker()
+    with Popen([sys.executable, "-c", "input()"], stdin=PIPE) as process:
+        process_fd = os.pidfd_open(process.pid)
+        service.start_worker([engine], process_fd=process_fd)
+        held = [hold(engine, wire, infer_request("affine", x=rows(8)))]
+        held += queue(service, wire, [infer_request("affine", x=rows(8))] * 5)
+        service.cut_link()
+        assert {status_of(future) for future in held} == {"UNAVAILABLE"}
+        process.send_signal(SIGSTOP)
+        engine.gate.open()
+        service.stop_worker()
+        service.start_worker([affine()])
+        server = service.frontend.server
+        for number in range(20):
+            assert np.array_equal(output(wire.infer(infer_request("affine", x=rows(1, number)))),
+                                  2 * rows(1, number) + 1)  # fmt: skip
+        wait_until(lambda: server.outstanding == 0, "the answers' release")
+        assert server.arena_used >= 6 * rows(8).nbytes and server.check() == 0
+        process.send_signal(SIGKILL)
+    wait_until(lambda: server.arena_used == 0, "the end of the quarantine")
+    assert server.check() == 0
+    os.close(process_fd)
 
 
 def test_draining_finishes_what_is_accepted_and_refuses_what_is_new(serve):

@@ -167,6 +167,10 @@ class Calls:
                 give(sink, (token, Code.UNAVAILABLE, WORKER_GONE, False))
         self._tell_if_idle()
 
+    def free_lanes(self, lane: int) -> None:
+        """The process of the worker that was behind `lane` has ended."""
+        self._dispatcher.free_lane(lane)
+
     def set_models(self, models: list[tuple[int, int, ModelSpec]], known: list[tuple[str, str, str]]) -> None:
         """What is served from now on, and what is known and is not."""
         self._dispatcher.set_models(models, known)

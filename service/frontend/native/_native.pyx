@@ -81,6 +81,7 @@ cdef extern from "native.h" nogil:
     void hr_native_fds(const hr_native *n, uint32_t thread, int *arena_fd, int *eventfd) noexcept
     int hr_native_attach(hr_native *n, uint32_t thread, uint32_t lane, int page_fd, int output_fd, hr_error *err) noexcept
     void hr_native_close_lane(hr_native *n, uint32_t thread, uint32_t lane) noexcept
+    void hr_native_free_lane(hr_native *n, uint32_t thread, uint32_t lane) noexcept
     void hr_native_set_table(hr_native *n, uint32_t thread, hr_table *table) noexcept
     void hr_native_started(hr_native *n) noexcept
     void hr_native_drain(hr_native *n) noexcept
@@ -285,6 +286,7 @@ cdef class Native:
             if lane < 0:
                 for opened in range(i):
                     hr_native_close_lane(self.n, opened, first)
+                    hr_native_free_lane(self.n, opened, first)
                 raise OSError(text_of(&err))
             first = lane  # every thread opens and closes the same lanes, so they have the same numbers
             hr_native_fds(self.n, i, &arena, &eventfd)
@@ -308,6 +310,13 @@ cdef class Native:
         for i in range(self.threads):
             with nogil:
                 hr_native_close_lane(self.n, i, lane)
+
+    def free_lanes(self, uint32_t lane) -> None:
+        """The process of the worker that was behind `lane` has ended."""
+        self.alive()
+        for i in range(self.threads):
+            with nogil:
+                hr_native_free_lane(self.n, i, lane)
 
     def set_models(self, models, known=()) -> None:
         """Replaces the tables: (model id, lane, ModelSpec) each, and (name, version, why) of each version that is not

@@ -112,6 +112,7 @@ int hr_native_open_lane(hr_native *n, uint32_t thread, int *lane_fd, hr_error *e
 void hr_native_fds(const hr_native *n, uint32_t thread, int *arena_fd, int *eventfd);
 int hr_native_attach(hr_native *n, uint32_t thread, uint32_t lane, int page_fd, int output_fd, hr_error *err);
 void hr_native_close_lane(hr_native *n, uint32_t thread, uint32_t lane);
+void hr_native_free_lane(hr_native *n, uint32_t thread, uint32_t lane);
 void hr_native_set_table(hr_native *n, uint32_t thread, hr_table *table); /* takes it over */
 
 /* ---- the server's state ---- */

@@ -47,6 +47,8 @@ static void close_lane(hr_io *io, void *argument) {
     hr_dispatch_close_lane(io->dispatch, e->lane, NULL);
 }
 
+static void free_lane(hr_io *io, void *argument) { hr_dispatch_free_lane(io->dispatch, ((lane_errand *)argument)->lane); }
+
 static void set_table(hr_io *io, void *table) { hr_dispatch_set_table(io->dispatch, table); }
 
 static void drain(hr_io *io, void *argument) {
@@ -99,6 +101,11 @@ int hr_native_attach(hr_native *n, uint32_t thread, uint32_t lane, int page_fd, 
 void hr_native_close_lane(hr_native *n, uint32_t thread, uint32_t lane) {
     lane_errand errand = {.lane = lane};
     hr_io_ask(&n->ios[thread], close_lane, &errand);
+}
+
+void hr_native_free_lane(hr_native *n, uint32_t thread, uint32_t lane) {
+    lane_errand errand = {.lane = lane};
+    hr_io_ask(&n->ios[thread], free_lane, &errand);
 }
 
 void hr_native_set_table(hr_native *n, uint32_t thread, hr_table *table) { hr_io_ask(&n->ios[thread], set_table, table); }
