@@ -178,23 +178,25 @@ class Pool:
 class ModelMemory:
     """What one model has on its device, and what it may have.
 
-    `limit`: its cap in bytes; 0: none. `loading`: the device's lock on loads. An engine that allocates gets
-    `pool`; it is made at the first use, with what the loads so far have left of the cap.
+    `index`: the device's number. `limit`: its cap in bytes; 0: none. `loading`: the device's lock on loads.
+    An engine that allocates gets `pool`; it is made at the first use, with what the loads so far have left of
+    the cap.
     """
 
     def __init__(self, index: int, name: str, limit: int, meter: Meter, loading: threading.RLock) -> None:
-        self._index = index
+        self.index = index
         self._name = name
         self.limit = limit
         self._meter = meter
         self._loading = loading
         self._pool: Pool | None = None
         self.loaded_bytes = 0
+        self.held_bytes = 0  # after the last load: what that took, and its pool
 
     @property
     def pool(self) -> Pool:
         if self._pool is None:
-            self._pool = Pool(self._index, max(0, self.limit - self.loaded_bytes) if self.limit else 0)
+            self._pool = Pool(self.index, max(0, self.limit - self.loaded_bytes) if self.limit else 0)
         return self._pool
 
     @contextmanager
@@ -212,6 +214,7 @@ class ModelMemory:
                 raise self._refused(self.loaded_bytes, before.free, str(error)) from error
             took = self._meter.read().used - before.used - (self._pooled() - pooled)
             self.loaded_bytes += max(0, took)
+            self.held_bytes = self.loaded_bytes + self._pooled()
             if self.limit and self.loaded_bytes >= self.limit:
                 raise self._refused(self.loaded_bytes, self._meter.read().free)
 
@@ -227,7 +230,7 @@ class ModelMemory:
 
     def _refused(self, needed: int, free: int, why: str = "") -> NoRoom:
         cap = f"gpu_memory_limit is {megabytes(self.limit)}" if self.limit else "it has no gpu_memory_limit"
-        needs = f"needs {megabytes(needed)} on device {self._index}" + (" and more" if why else "")
+        needs = f"needs {megabytes(needed)} on device {self.index}" + (" and more" if why else "")
         what = f"model '{self._name}' {needs}; {cap}, and {megabytes(free)} of the device are free"
         return NoRoom(f"{what} ({why})" if why else what)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fastqueue import WorkerPage
 from fastqueue.stats import ModelStats
@@ -24,13 +25,23 @@ READY, UNAVAILABLE = "READY", "UNAVAILABLE"  # states that a worker tells of a v
 WHY = {"LOADING": "it is being loaded", "UNLOADING": "it is being unloaded"}  # of others it gives the reason
 
 
+class Served(NamedTuple):
+    """What a worker tells of a model. `device`: the one it runs on, and its bytes there; None: the CPU."""
+
+    id: int
+    spec: ModelSpec
+    device: int | None = None
+    device_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Entry:
     """A loaded model.
 
     Attributes:
         id: of the model in its worker. worker: which worker serves it. codec_spec: the codec's form of
-        `spec`. page: the worker's counters. available: its worker is there.
+        `spec`. page: the worker's counters. device, device_bytes: as `Served` has them. available: its
+        worker is there.
     """
 
     id: int
@@ -38,6 +49,8 @@ class Entry:
     spec: ModelSpec
     codec_spec: Spec
     page: WorkerPage
+    device: int | None = None
+    device_bytes: int = 0
     available: bool = True
 
     def stats(self) -> ModelStats | None:
@@ -57,18 +70,21 @@ class Catalog:
         self.entries: tuple[Entry, ...] = ()
 
     def worker_ready(
-        self, worker: int, models: Sequence[tuple[int, ModelSpec]], devices: list[str], page: WorkerPage
+        self, worker: int, models: Sequence[Served], devices: list[str], page: WorkerPage
     ) -> None:
-        """A new incarnation of a worker serves these models, (id, spec) each, in place of what it had."""
+        """A new incarnation of a worker serves these models in place of what it had."""
         self._pages[worker] = page
         self.worker_serves(worker, models)
         self._devices[worker] = devices
         self._up.add(worker)
 
-    def worker_serves(self, worker: int, models: Sequence[tuple[int, ModelSpec]]) -> None:
+    def worker_serves(self, worker: int, models: Sequence[Served]) -> None:
         """The worker has loaded or unloaded models: these are what it serves now."""
         page = self._pages[worker]
-        fresh = [Entry(id, worker, spec, Spec(spec, id, worker), page) for id, spec in models]
+        fresh = [
+            Entry(id, worker, spec, Spec(spec, id, worker), page, device, device_bytes)
+            for id, spec, device, device_bytes in models
+        ]
         self.entries = (*(entry for entry in self.entries if entry.worker != worker), *fresh)
 
     def worker_gone(self, worker: int) -> None:

@@ -26,7 +26,7 @@ from fastqueue import QueueError, WorkerPage
 from service.codec.errors import RequestError
 from service.control import AsyncChannel, Message, ProtocolError
 from service.errors import NOT_READY, Code, ServiceError, Unavailable, error_of
-from service.frontend.catalog import Catalog
+from service.frontend.catalog import Catalog, Served
 from service.models.spec import ModelSpec
 
 FDS_PER_LANE = 3
@@ -203,9 +203,12 @@ class Links:
             self._forget(process_fd)
 
 
-def models_of(body: dict[str, Any]) -> list[tuple[int, ModelSpec]]:
-    """(id, spec) of each model that a worker says it serves."""
-    return [(row["id"], ModelSpec.from_json(row["spec"])) for row in body["models"]]
+def models_of(body: dict[str, Any]) -> list[Served]:
+    """Each model that a worker says it serves."""
+    return [
+        Served(row["id"], ModelSpec.from_json(row["spec"]), row.get("device"), row.get("bytes", 0))
+        for row in body["models"]
+    ]
 
 
 def finish(done: asyncio.Future[None] | None, code: int, text: str) -> None:

@@ -100,7 +100,7 @@ class Rpcs:
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         entry = self._available(request.name, request.version)
-        return ParseDict({"config": model_spec.config(entry.spec)}, pb.ModelConfigResponse())
+        return ParseDict({"config": model_spec.config(entry.spec, entry.device)}, pb.ModelConfigResponse())
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         """Of one model, or of all where no name is given."""
@@ -137,6 +137,8 @@ CONTROL: dict[str, tuple[Any, Callable[[Repository, Any], Awaitable[Any]]]] = {
 def statistics_of(entry: Entry) -> pb.ModelStatistics:
     """A model's counters in the protocol's words: inference_count counts rows, execution_count batches."""
     answer = pb.ModelStatistics(name=entry.spec.name, version=entry.spec.version)
+    if entry.device is not None and entry.available:
+        answer.memory_usage.add(type="GPU", id=entry.device, byte_size=entry.device_bytes)
     stats = entry.stats()
     if stats is None:
         return answer

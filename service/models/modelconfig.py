@@ -88,7 +88,7 @@ HINTS = frozenset(
 )
 LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"])
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
-NO_HINT_KINDS = (pb.ModelInstanceGroup.KIND_AUTO, pb.ModelInstanceGroup.KIND_CPU)
+_AUTO, _CPU, _GPU = (pb.ModelInstanceGroup.Kind.Value(f"KIND_{kind}") for kind in ("AUTO", "CPU", "GPU"))
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
 _ON_DEVICES = frozenset(["tensorrt", "torch"])  # backends with the parameter GPU_MEMORY_LIMIT
 
@@ -210,15 +210,22 @@ def _leaf(path: str, config: Any) -> str:
     return path
 
 
+def runs_on_device(config: Any) -> bool:
+    """Whether the config names a backend, or a platform, whose models run on a device."""
+    platforms = {PLATFORMS[backend] for backend in _ON_DEVICES & PLATFORMS.keys()}
+    return config.backend in _ON_DEVICES or config.platform in platforms
+
+
 def warnings(config: Any) -> list[str]:
     """A sentence for each hint, and for what looks like a slip."""
+    on_device = runs_on_device(config)
     kinds = {group.kind for group in config.instance_group}
     said = [path for path in dict.fromkeys(set_fields(config)) if path in HINTS]
-    if kinds.issubset(NO_HINT_KINDS) and "instance_group.kind" in said:
+    if kinds <= {_AUTO, _GPU if on_device else _CPU} and "instance_group.kind" in said:
         said.remove("instance_group.kind")
     found = [f"'{path}' in config.pbtxt is a hint that this server does not use" for path in said]
     is_python = "python" in (config.backend, config.platform)  # its parameters are its own
-    known = _KNOWN_PARAMETERS | ({GPU_MEMORY_LIMIT} if config.backend in _ON_DEVICES else set())
+    known = _KNOWN_PARAMETERS | ({GPU_MEMORY_LIMIT} if on_device else set())
     for name in sorted(set() if is_python else set(config.parameters) - known):
         found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
     for entry in config.model_warmup:

@@ -289,10 +289,11 @@ def _tensor_metadata(tensor: TensorSpec, batches: bool) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
 
 
-def config(spec: ModelSpec) -> dict[str, Any]:
+def config(spec: ModelSpec, device: int | None = None) -> dict[str, Any]:
     """The fields of ModelConfig; enum values by name, so that json_format.ParseDict takes it as it is.
 
-    What the user's config says stands as it was said; what it left out is what was derived.
+    What the user's config says stands as it was said; what it left out is what was derived. `device`: which
+    one the model runs on; None: the CPU.
     """
     fields_of: dict[str, Any] = json.loads(spec.config_json or "{}")
     fields_of |= {
@@ -304,8 +305,7 @@ def config(spec: ModelSpec) -> dict[str, Any]:
         "output": _tensors_config(fields_of.get("output", []), spec.outputs),
     }
     fields_of.setdefault("version_policy", {"latest": {"num_versions": 1}})
-    group = {"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": spec.instances}
-    fields_of.setdefault("instance_group", [group])
+    fields_of["instance_group"] = _instance_groups(spec, fields_of.get("instance_group", []), device)
     if spec.batches:
         waits = {"max_queue_delay_microseconds": spec.max_batch_wait_us}
         fields_of.setdefault("dynamic_batching", waits)
@@ -313,6 +313,15 @@ def config(spec: ModelSpec) -> dict[str, Any]:
         sizes = {"string_value": ",".join(map(str, spec.batch_sizes))}
         fields_of.setdefault("parameters", {}).setdefault(ALLOWED_BATCH_SIZES, sizes)
     return fields_of
+
+
+def _instance_groups(spec: ModelSpec, said: list[dict[str, Any]], device: int | None) -> list[dict[str, Any]]:
+    """Where the model runs is the truth, also where the user left the kind open or named several devices."""
+    group = {"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": spec.instances}
+    groups = said or [group]
+    if device is None:
+        return groups
+    return [{"count": 1, **group, "kind": "KIND_GPU", "gpus": [device]} for group in groups]
 
 
 def _tensors_config(said: Sequence[dict[str, Any]], tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ What is said on a link (`service.control`), whose end is the death of whoever wa
                 swapped {swap}                      it sends nothing any more to what is not in that table
                 load {call, model, config, folder}  see control.py; folder is the worker's from then on
                 unload {call, model}
-    worker      ready {models: [{id, spec}], states, devices}
+    worker      ready {models: [{id, spec, device, bytes}], states, devices}
                       + [worker page memfd, output arena memfd, pidfd]
                 models {swap, models}               what is served from now on
                 state {model, versions}             as it changes: [version, state, reason] each
@@ -29,6 +29,7 @@ from typing import Any
 
 from fastqueue import BatchFormer, QueueError
 from service.control import Channel, Message, ProtocolError
+from service.cuda.model import DeviceModel
 from service.log import say
 from service.worker.devices import Devices
 from service.worker.models import LoadedModel
@@ -36,6 +37,14 @@ from service.worker.models import LoadedModel
 FDS_PER_LANE = 3
 
 States = dict[str, list[list[str]]]  # of each model: [version, state, reason] rows
+
+
+def described(model: LoadedModel) -> dict[str, Any]:
+    """A row of the table, as a link has it: of a model on a device with its number, and its bytes there."""
+    row = {"id": model.id, "spec": model.engine.spec.to_json()}
+    if isinstance(model.engine, DeviceModel):
+        row |= {"device": model.engine.memory.index, "bytes": model.engine.memory.held_bytes}
+    return row
 
 
 class Link:
@@ -114,7 +123,7 @@ class Links:
             link.send(kind, body)
 
     def _models(self) -> list[dict[str, Any]]:
-        return [{"id": model.id, "spec": model.engine.spec.to_json()} for model in self._table]
+        return [described(model) for model in self._table]
 
     # A link's life.
 

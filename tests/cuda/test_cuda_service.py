@@ -8,20 +8,25 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 from device_models import MB, AffineModel, ask_from_threads, device_config
 from fake_driver import HostCompute
 from waiting import wait_until
 
+from service._pb import inference as pb
+from service._pb import model_config
 from service.client import Client, RpcFailed
 from service.cuda.device import the_device
 from service.cuda.memory import NoRoom
 from service.errors import StartError
+from service.frontend.rpcs import SERVICE
 from service.inprocess import running
 from service.models.counts import GRAPH_HITS, GRAPH_MISSES, PINNED_FALLBACKS
 
 NO_MEMORY, ILLEGAL_ADDRESS = 2, 700
+KIND_GPU = model_config.ModelInstanceGroup.KIND_GPU
 
 
 def affine(name: str = "affine", **settings) -> AffineModel:
@@ -59,6 +64,40 @@ def test_a_model_that_does_not_batch(fake: ctypes.CDLL) -> None:
     ):
         x = np.arange(6, dtype=np.float32).reshape(3, 2)
         assert np.array_equal(client.infer("affine", {"x": x}).outputs["y"], 2 * x + 1)
+
+
+def test_clients_are_told_where_a_model_runs_and_what_it_has_there(fake: ctypes.CDLL) -> None:
+    said = json.dumps({"instance_group": [{"count": 2}, {"kind": "KIND_AUTO", "gpus": [0, 1]}]})
+    models = [affine("plain"), affine("said", config_json=said, weights=5 * MB)]
+    with running(models, device_config()) as service, grpc.insecure_channel(service.address) as channel:
+        call = channel.unary_unary(
+            f"/{SERVICE}/ModelConfig",
+            pb.ModelConfigRequest.SerializeToString,
+            pb.ModelConfigResponse.FromString,
+        )
+        groups = [call(pb.ModelConfigRequest(name=name)).config.instance_group for name in ("plain", "said")]
+        assert [[(g.kind, g.count, list(g.gpus)) for g in group] for group in groups] == [
+            [(KIND_GPU, 4, [0])],
+            [(KIND_GPU, 2, [0]), (KIND_GPU, 1, [0])],
+        ]
+        usage = memory_usage(channel)
+        accounts = {model.spec.name: model.memory for model in models}
+        assert usage == {name: [("GPU", 0, account.held_bytes)] for name, account in accounts.items()}
+        assert all(account.held_bytes == account.loaded_bytes > 0 for account in accounts.values())
+        assert usage["said"][0][2] >= 5 * MB
+        assert sum(found[0][2] for found in usage.values()) <= fake.fake_used()
+        service.cut_link()
+        assert memory_usage(channel) == {"plain": [], "said": []}, "what is gone has nothing"
+
+
+def memory_usage(channel: grpc.Channel) -> dict[str, list[tuple[str, int, int]]]:
+    call = channel.unary_unary(
+        f"/{SERVICE}/ModelStatistics",
+        pb.ModelStatisticsRequest.SerializeToString,
+        pb.ModelStatisticsResponse.FromString,
+    )
+    stats = call(pb.ModelStatisticsRequest()).model_stats
+    return {s.name: [(m.type, m.id, m.byte_size) for m in s.memory_usage] for s in stats}
 
 
 def test_readiness_names_the_device(fake: ctypes.CDLL) -> None:

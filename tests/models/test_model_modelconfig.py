@@ -117,6 +117,8 @@ def test_what_changes_answers_is_refused_by_name(text: str, field: str) -> None:
         "dynamic_batching { priority_levels: 0 default_queue_policy { } }",
         "input { name: 'x' optional: false }",
         "instance_group { kind: KIND_CPU }",
+        "backend: 'tensorrt' instance_group { kind: KIND_GPU count: 2 }",
+        "platform: 'tensorrt_plan' instance_group { kind: KIND_GPU }",
         "optimization { }",
     ],
 )
@@ -130,6 +132,7 @@ def test_a_default_that_is_spelled_out_says_nothing(text: str) -> None:
         ("optimization { cuda { graphs: true } }", "'optimization' in config.pbtxt is a hint"),
         ("instance_group { kind: KIND_GPU gpus: [ 0 ] }", "'instance_group.gpus'"),
         ("instance_group { kind: KIND_GPU }", "'instance_group.kind'"),
+        ("backend: 'tensorrt' instance_group { kind: KIND_CPU }", "'instance_group.kind'"),
         ("instance_group { rate_limiter { priority: 2 } }", "'instance_group.rate_limiter'"),
         ("cc_model_filenames { key: '8.6' value: 'm' }", "'cc_model_filenames'"),
         ("metric_tags { key: 'a' value: 'b' }", "'metric_tags'"),
