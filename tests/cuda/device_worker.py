@@ -1,35 +1,38 @@
 """A real worker process with a model on the driver of the tests. Its device is lost in the batch that finds
-the file `lose` beside the model's, which it takes away.
+the file `lose` beside the model's, which it takes away. While the file `hold` is there every stream that a
+batch comes to stops before its computation, so that the next batch's copies wait behind it; `held` then has
+a byte for each batch.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from device_models import AffineModel
+from device_processes import worker_main
 from fake_driver import HostCompute, driver
-
-from service.worker.__main__ import main
 
 ILLEGAL_ADDRESS = 700
 
 
-def engines(config):
+def affine(folder: Path) -> AffineModel:
     driver()
-    lose = Path(config.model_paths[0]).with_name("lose")
 
-    class LosingCompute(HostCompute):
-        def enqueue(self, *arguments) -> None:
-            if lose.exists():
-                lose.unlink()
+    class ObedientCompute(HostCompute):
+        def enqueue(self, stream: int, *arguments) -> None:
+            if (folder / "lose").exists():
+                (folder / "lose").unlink()
                 driver().fake_sticky(ILLEGAL_ADDRESS)
-            super().enqueue(*arguments)
+            if (folder / "hold").exists():
+                driver().fake_hold(stream, 1)
+                with open(folder / "held", "ab") as held:
+                    held.write(b"x")
+            super().enqueue(stream, *arguments)
 
-    return [AffineModel(LosingCompute, capturable=False)]
+    return AffineModel(ObedientCompute, dims=(-1,))
 
 
-os._exit(main(sys.argv[1:], engines))
+worker_main(affine)
