@@ -49,7 +49,11 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """The checkout these scripts are in, "-dirty" when it has changes. Measured is what is installed."""
+    """The checkout these scripts are in, "-dirty" when it has changes; HEADRACE_COMMIT knows better where
+    what is installed came from elsewhere.
+    """
+    if known := os.environ.get("HEADRACE_COMMIT"):
+        return known
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

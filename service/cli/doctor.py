@@ -3,7 +3,7 @@
 A finding is one of three: `ok`; `note`, which costs something or may be wanted, and serving works without;
 `wrong`, which keeps `headrace serve` with its defaults from starting. Ports that a running Headrace has
 are a note: serving works here. Engines are imported in a process of their own: one that crashes costs its
-line. No GPU library is loaded at all.
+line; so are the libraries of a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ EPILOG = examples(
 OK, NOTE, WRONG = "ok", "note", "wrong"
 IMPORT_LIMIT_S = 60.0
 FEW_DESCRIPTORS = 1024
+OPTIONAL = (("tensorrt", "plans on a GPU"), ("torch", "TorchScript and torch.export files"))
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,20 @@ def engines() -> list[Finding]:
         Finding("engine onnxruntime", state, runtime.text),
         Finding("engine python", OK, "models in Python, each instance in a process of its own"),
     ]
-    from importlib.metadata import PackageNotFoundError, version
+    return found + [_optional(*engine) for engine in OPTIONAL]
 
-    for name in ("tensorrt", "torch"):
-        try:
-            found.append(
-                Finding(name, OK, f"{version(name)} is installed; no engine of this version uses it")
-            )
-        except PackageNotFoundError:
-            found.append(Finding(name, OK, "not installed, and no engine of this version uses it"))
-    return found
+
+def _optional(module: str, what: str) -> Finding:
+    """An engine that an extra brings; it is not imported, since that takes seconds."""
+    from importlib.metadata import packages_distributions, version
+    from importlib.util import find_spec
+
+    subject = f"engine {module}"
+    if find_spec(module) is None:
+        return Finding(subject, OK, f"not installed; it serves {what}: pip install 'headrace[{module}]'")
+    distributions = packages_distributions().get(module)
+    told = version(distributions[0]) if distributions else "there, without a version"
+    return Finding(subject, OK, f"{told}; serves {what}")
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,14 @@ class _Imported:
 
 def _imported(module: str) -> _Imported:
     """Imports a module in a process of its own: its version, or why it cannot be."""
-    code = f"import {module} as it; print(it.__version__)"
+    tried = _tried(f"import {module} as it; print(it.__version__)")
+    if tried.works:
+        return tried
+    return _Imported(False, f"{tried.text}; install it again: pip install --force-reinstall {module}")
+
+
+def _tried(code: str) -> _Imported:
+    """Runs code in a process of its own: what it prints, or why it ends."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=IMPORT_LIMIT_S
@@ -130,15 +142,21 @@ def _imported(module: str) -> _Imported:
     last = f"its import ends with {describe_exit(done.returncode)}"
     if done.returncode > 0 and done.stderr.strip():
         last = done.stderr.strip().splitlines()[-1]
-    return _Imported(False, f"{last}; install it again: pip install --force-reinstall {module}")
+    return _Imported(False, last)
 
 
 def gpu() -> list[Finding]:
-    """The driver, as the kernel tells it."""
+    """The devices; where the kernel knows of a driver, it is asked, in a process of its own."""
     from service.cli.machine import gpu_driver
 
-    found = gpu_driver() or "no NVIDIA driver"
-    return [Finding("gpu", OK, f"{found}; this version runs models on the CPU")]
+    driver = gpu_driver()
+    if not driver:
+        return [Finding("gpu", OK, "no NVIDIA driver; models run on the CPU")]
+    tried = _tried("from service.cuda.driver import device_names; print('; '.join(device_names()))")
+    if tried.works:
+        return [Finding("gpu", OK, f"{driver}: {tried.text}")]
+    why = tried.text.removeprefix("service.cuda.driver.NoDriver: ")
+    return [Finding("gpu", NOTE, f"{driver}, which cannot be used: {why}")]
 
 
 def memory() -> list[Finding]:
@@ -174,7 +192,7 @@ def limits() -> list[Finding]:
     told = "unlimited" if locked == resource.RLIM_INFINITY else f"{locked >> 10:,} KB"
     return [
         Finding("descriptors", OK if hard >= FEW_DESCRIPTORS else NOTE, text),
-        Finding("locked memory", OK, f"{told} (ulimit -l); this version locks none"),
+        Finding("locked memory", OK, f"{told} (ulimit -l)"),
     ]
 
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from service.cuda.driver import NoDriver, api, check, result_name
+from service.cuda.driver import NoDriver, api, check, name_of, result_name, text_of
 from service.cuda.memory import Meter, ModelMemory
 from service.log import say
 
@@ -42,11 +42,11 @@ class Device:
         self.on_broken: Callable[[str], None] = say
         self._failing = threading.Lock()
         self._handle = check(driver.cuDeviceGet(index), f"opening device {index}")
-        self.name = f"cuda:{index} {_text(check(driver.cuDeviceGetName(256, self._handle), 'naming it'))}"
+        self.name = f"cuda:{index} {name_of(self._handle)}"
         self.context = check(driver.cuDevicePrimaryCtxRetain(self._handle), f"opening {self.name}")
         self.make_current()
         self.total_bytes = int(check(driver.cuDeviceTotalMem(self._handle), "asking for its memory"))
-        bus_id = _text(check(driver.cuDeviceGetPCIBusId(32, self._handle), "asking for its bus id"))
+        bus_id = text_of(check(driver.cuDeviceGetPCIBusId(32, self._handle), "asking for its bus id"))
         self._meter = Meter(bus_id)
         self._loading = threading.RLock()
 
@@ -96,10 +96,6 @@ class Device:
         self._meter.close()
         if not self.broken:
             check(api().cuDevicePrimaryCtxRelease(self._handle), f"releasing {self.name}'s context")
-
-
-def _text(name: bytes) -> str:
-    return name.partition(b"\0")[0].decode(errors="replace")
 
 
 _lock = threading.Lock()

@@ -90,6 +90,27 @@ def result_name(code: int) -> str:
         return f"CUresult {code}"
 
 
+def device_names() -> list[str]:
+    """A word on each device: number, name, memory. Raises NoDriver."""
+    driver, found = api(), []
+    for index in range(int(check(driver.cuDeviceGetCount(), "counting devices"))):
+        handle = check(driver.cuDeviceGet(index), f"opening device {index}")
+        memory = int(check(driver.cuDeviceTotalMem(handle), "asking for its memory"))
+        found.append(f"cuda:{index} {name_of(handle)}, {memory >> 20:,} MB")
+    return found
+
+
+def name_of(handle: Any) -> str:
+    """What a device is called, as in "NVIDIA H200"."""
+    name: bytes = check(api().cuDeviceGetName(256, handle), "naming a device")
+    return text_of(name)
+
+
+def text_of(field: bytes) -> str:
+    """Of a C string in a field of fixed size."""
+    return field.partition(b"\0")[0].decode("utf-8", "replace")
+
+
 def check(result: tuple[Any, ...], what: str) -> Any:
     """What a call returned: its value, a tuple of several, None without any. `what` was tried, for people.
 

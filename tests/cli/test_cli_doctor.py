@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,8 +39,18 @@ def test_a_machine_that_serves_is_exit_code_0_and_a_line_each(run: Run) -> None:
     *found, empty, end = result.stdout.splitlines()
     assert (empty, end) == ("", "Serving would work.")
     assert all(line.startswith(("ok     ", "note   ")) for line in found)
-    subjects = ["headrace", "python", "front end", "engine onnxruntime", "engine python", "tensorrt", "torch"]
-    subjects += ["gpu", "shared memory", "memory", "descriptors", "locked memory", "ports", "cpu"]
+    subjects = ["headrace", "python", "front end", "engine onnxruntime", "engine python"]
+    subjects += [
+        "engine tensorrt",
+        "engine torch",
+        "gpu",
+        "shared memory",
+        "memory",
+        "descriptors",
+        "locked memory",
+        "ports",
+        "cpu",
+    ]
     assert [line[7:25].strip() for line in found] == subjects
     assert __version__ in found[0] and sys.executable in found[1]
     assert "\x1b" not in result.stdout
@@ -187,12 +198,25 @@ def test_the_old_hierarchies_of_control_groups_are_read_too(root: Path) -> None:
     assert doctor.processors()[0].state == "note"
 
 
-def test_the_driver_of_a_gpu_is_found_without_loading_it(root: Path) -> None:
-    assert doctor.gpu()[0].text.startswith("no NVIDIA driver;")
+def test_a_driver_that_cannot_be_used_is_noted_with_the_reason(root: Path) -> None:
+    assert doctor.gpu() == [doctor.Finding("gpu", "ok", "no NVIDIA driver; models run on the CPU")]
     words = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: gcc 12.2.0\n"
     put(root / "proc/driver/nvidia/version", words)
     put(root / "proc/driver/nvidia/gpus/0000:01:00.0/information", "")
-    assert doctor.gpu()[0].text.startswith("NVIDIA driver 550.54.15 with 1 device;")
+    (finding,) = doctor.gpu()
+    if finding.state == "note":  # this machine has no GPU: its libcuda is missing
+        assert finding.text.startswith("NVIDIA driver 550.54.15 with 1 device, which cannot be used: ")
+        assert "pip install" in finding.text or "libcuda.so.1 was not found" in finding.text
+    else:
+        assert "cuda:0 NVIDIA" in finding.text
+
+
+def test_an_engine_that_is_not_there_says_how_to_have_it(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "OPTIONAL", (("tensorrtless", "plans on a GPU"), ("numpy", "arrays")))
+    missing, there = doctor.engines()[2:]
+    assert missing.text == "not installed; it serves plans on a GPU: pip install 'headrace[tensorrtless]'"
+    assert (missing.state, there.state) == ("ok", "ok")
+    assert there.text == f"{version('numpy')}; serves arrays"
 
 
 def test_few_descriptors_are_noted() -> None:

@@ -46,3 +46,13 @@ def test_without_a_driver_there_is_a_sentence() -> None:
     if not done.stdout:
         pytest.skip("this machine has a driver")
     assert done.stdout.startswith("there is no NVIDIA driver on this machine (libcuda.so.1 was not found)")
+
+
+def test_devices_are_named_with_their_memory(fake) -> None:
+    from service.cuda.driver import device_names
+
+    fake.fake_devices(2)
+    fake.fake_memory(3 << 30)
+    first, second = device_names()
+    assert first.startswith("cuda:0 ") and second.startswith("cuda:1 ")
+    assert first.endswith(", 3,072 MB")

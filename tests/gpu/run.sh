@@ -7,6 +7,7 @@
 #   models/   ONNX files; those named below get plans
 #   load/     the load generator `load` and, in lib/, its libraries (benchmarks/plans.py says how it is called)
 #   bare/     bare_tensorrt.py: a loop over TensorRT without a service, the bar for the others
+#   commit    a file: the commit that Headrace's wheel was made of
 # and gets results/: a JSON file per measurement, and h200.md, the table of them all.
 #
 # A command on such a machine may be cut off after ten minutes, so the work comes in stages, each of a few
@@ -24,6 +25,9 @@ site=$folder/site results=$folder/results models=$folder/models
 mkdir -p "$results"
 export PYTHONPATH=$site:$folder/trt/py PYTHONUNBUFFERED=1
 export LD_LIBRARY_PATH=$folder/trt/lib:$folder/load/lib:${LD_LIBRARY_PATH:-}
+
+[ ! -e "$folder/commit" ] || HEADRACE_COMMIT=$(cut -c -12 "$folder/commit")
+export HEADRACE_COMMIT=${HEADRACE_COMMIT:-}
 
 headrace() { "$python" -P -m service "$@"; }
 bench() { (cd "$root/benchmarks" && PYTHONPATH=$root/benchmarks:$PYTHONPATH "$python" -P "$@"); }
