@@ -12,12 +12,12 @@
 #
 # A command on such a machine may be cut off after ten minutes, so the work comes in stages, each of a few
 # minutes; without STAGE all run in this order:
-#   setup tests plans bare worker grpc sharing table
+#   setup tests memcheck plans bare worker grpc sharing table
 set -euo pipefail
 
 folder=$(realpath "${1:?usage: run.sh FOLDER [STAGE ...]}"); shift
 here=$(realpath "$(dirname "$0")"); root=$(realpath "$here/../..")
-stages=${*:-setup tests plans bare worker grpc sharing table}
+stages=${*:-setup tests memcheck plans bare worker grpc sharing table}
 seconds=${SECONDS_EACH:-5}
 model=resnet50_u8 # the one whose figures are the bound: images as bytes
 python=${PYTHON:-python3}
@@ -37,9 +37,18 @@ setup() {
     headrace doctor
 }
 
-tests() {
-    cd /tmp # a checkout that is the working directory would shadow what is installed
-    "$python" -X faulthandler -P -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" --durations 5 "$here"
+pytest() { # a checkout that is the working directory would shadow what is installed
+    (cd /tmp && "$@" "$python" -X faulthandler -P -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" \
+        --rootdir "$root" --durations 5 ${PYTEST_ARGS:-} "$here")
+}
+
+tests() { pytest env; }
+
+memcheck() { # a tool that does not attach to this machine's driver ends the stage, and says so
+    local tool
+    tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+    [ -n "$tool" ] || { echo "compute-sanitizer is not installed"; return; }
+    PYTEST_ARGS="-k eight_threads" pytest "$tool" --tool memcheck --report-api-errors no --error-exitcode 86
 }
 
 plan() { # plan NAME ONNX FLAGS...: builds NAME.plan, unless it is there
@@ -82,7 +91,7 @@ for stage in $stages; do
     echo "== $stage"
     case $stage in
         bare) bare "$model" uint8 fp16 && bare resnet50 float32 fp16 ;;
-        setup | tests | plans | worker | grpc | sharing | table) "$stage" ;;
-        *) echo "run.sh: no stage '$stage'; expected setup, tests, plans, bare, worker, grpc, sharing or table" >&2; exit 2 ;;
+        setup | tests | memcheck | plans | worker | grpc | sharing | table) "$stage" ;;
+        *) echo "run.sh: no stage '$stage'; expected setup, tests, memcheck, plans, bare, worker, grpc, sharing or table" >&2; exit 2 ;;
     esac
 done
