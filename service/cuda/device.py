@@ -2,7 +2,7 @@
 
 A process has one device at most, made by the first model that runs on one:
 
-    choose(index)     before that: which one it will be
+    choose(index)     before that: which one it will be; NO_DEVICE: none
     the_device()      makes it, or returns it; raises NoDriver
     close_device()    at the end, when nothing runs on it
 
@@ -25,6 +25,7 @@ from service.cuda.memory import Meter, ModelMemory
 from service.log import say
 
 DEFAULT_STREAMS = 4
+NO_DEVICE = -1  # models that can do without one run on the CPU
 
 
 class Device:
@@ -112,6 +113,8 @@ def choose(index: int = 0, stream_count: int = DEFAULT_STREAMS) -> None:
 def the_device() -> Device:
     """The device of this process; its context is current in this thread, unless it is lost. NoDriver."""
     with _lock:
+        if _chosen.get("index") == NO_DEVICE:
+            raise NoDriver("no device is to be used here (--device cpu)")
         if not _made:
             _made.append(Device(**_chosen))
         device = _made[0]

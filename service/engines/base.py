@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastqueue import Batch
 
 PLAN_SUFFIXES = (".plan", ".engine")  # of files with a TensorRT plan
+TORCH_SUFFIXES = (".pt", ".pt2")  # of files with a program for torch
 
 
 class ModelLoadError(Exception):
@@ -112,9 +113,13 @@ def open_engine(
         from service.engines.tensorrt import open_plan
 
         return open_plan(path, name=name, version=version, wanted=wanted or Wanted())
+    if backend == "pytorch" or (not backend and path.lower().endswith(TORCH_SUFFIXES)):
+        from service.engines.torch import open_torch
+
+        return open_torch(path, name=name, version=version, wanted=wanted or Wanted())
     if backend == "python":
         from service.engines.python import open_python_model
 
         return open_python_model(path, name=name, version=version, wanted=wanted or Wanted())
-    expected = "expected *.onnx or *.plan"
+    expected = "expected *.onnx, *.plan, *.pt or *.pt2"
     raise ModelLoadError(f"model '{name}' ({path}): no engine serves this kind of file; {expected}")

@@ -9,14 +9,12 @@ those that are bound by memory at all.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from service.engines.bfloat16 import element_type
+from service.engines.gathered import Gathered
 from service.models.probe import Shape
 from service.models.spec import ModelSpec, TensorSpec
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 PART_BYTES = 1 << 20  # of all inputs
 PART_ROWS = 2  # at least: a run has its own cost
 FEW_WEIGHTS_BYTES = 256 << 10  # a file has at most
-_ALIGN = 64
-_EAGER_BYTES = 64 << 20  # a buffer starts at its final size up to here; untouched pages take no memory
 
 
 def has_few_weights(path: str) -> bool:
@@ -49,7 +45,7 @@ def rows_at_once(spec: ModelSpec) -> int:
 
 
 class Input:
-    """An input of an instance: binds the batch's data where it lies, or gathered into a buffer."""
+    """An input of an instance: binds the batch's data where it lies, or gathered."""
 
     def __init__(self, index: int, tensor: TensorSpec, max_rows: int) -> None:
         self._index = index
@@ -58,7 +54,7 @@ class Input:
         self._element_bytes = tensor.element_bytes
         self._row_bytes = tensor.row_bytes
         self._bound: tuple[int, Shape | None] = (0, None)
-        self._grow(min(max(1, tensor.row_bytes * max_rows), _EAGER_BYTES))
+        self._gathered = Gathered(index, tensor.row_bytes * max_rows)
 
     def bind(self, binding: Any, batch: Batch, padding: int) -> None:
         """Binds the batch's rows and, behind them, `padding` rows of zeros."""
@@ -67,9 +63,9 @@ class Input:
         if padding and shape is not None:
             row = prod(shape[1:]) * self._element_bytes
             shape = (shape[0] + padding, *shape[1:])
-            address = self._gather_padded(batch, padding * row)
+            address = self._gathered.rows(batch, padding * row)
         elif address == 0:
-            address = self._gather(batch)
+            address = self._gathered.rows(batch)
         self._bind(binding, address, shape)
 
     def bind_rows(self, binding: Any, batch: Batch, first: int, rows: int) -> None:
@@ -78,32 +74,10 @@ class Input:
         if address := batch.input_pointer(self._index):
             address += first * self._row_bytes
         else:
-            self._make_room(rows * self._row_bytes)
-            batch.gather_rows(self._index, first, rows, self._address, self._capacity)
-            address = self._address
+            address = self._gathered.some_rows(batch, first, rows, self._row_bytes)
         self._bind(binding, address, shape and (rows, *shape[1:]))
 
     def _bind(self, binding: Any, address: int, shape: Shape | None) -> None:
         if (address, shape) != self._bound:
             binding.bind_input(self._name, "cpu", 0, self._dtype, shape, address)
             self._bound = (address, shape)
-
-    def _gather_padded(self, batch: Batch, zeros: int) -> int:
-        address = self._gather(batch, zeros)
-        ctypes.memset(address + batch.input_bytes(self._index), 0, zeros)
-        return address
-
-    def _gather(self, batch: Batch, room: int = 0) -> int:
-        """Copies the batch's rows into the buffer, with `room` bytes behind them."""
-        self._make_room(batch.input_bytes(self._index) + room)
-        batch.gather(self._index, self._address, self._capacity)
-        return self._address
-
-    def _make_room(self, needed: int) -> None:
-        if needed > self._capacity:
-            self._grow(1 << (needed - 1).bit_length())
-
-    def _grow(self, capacity: int) -> None:
-        self._memory = np.empty(capacity + _ALIGN, np.uint8)
-        self._address = -(-self._memory.ctypes.data // _ALIGN) * _ALIGN
-        self._capacity = capacity

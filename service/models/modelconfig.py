@@ -36,9 +36,15 @@ LONG_WAIT_US = 1_000_000
 PLATFORMS = {  # of each backend
     "onnxruntime": "onnxruntime_onnx",
     "tensorrt": "tensorrt_plan",
+    "pytorch": "pytorch_libtorch",
     "python": "python",
 }
-MODEL_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.py"}
+MODEL_FILES = {
+    "onnxruntime": "model.onnx",
+    "tensorrt": "model.plan",
+    "pytorch": "model.pt",
+    "python": "model.py",
+}
 
 SERVED = frozenset(
     [
@@ -90,7 +96,7 @@ LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 _AUTO, _CPU, _GPU = (pb.ModelInstanceGroup.Kind.Value(f"KIND_{kind}") for kind in ("AUTO", "CPU", "GPU"))
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
-_ON_DEVICES = frozenset(["tensorrt", "torch"])  # backends with the parameter GPU_MEMORY_LIMIT
+_ON_DEVICES = frozenset(["tensorrt", "pytorch"])  # backends with the parameter GPU_MEMORY_LIMIT
 
 
 class ConfigFault(Exception):

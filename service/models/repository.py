@@ -6,6 +6,7 @@
             1/model.onnx
             2/model.onnx          served: the highest version, unless version_policy says otherwise
         other/1/model.plan        a TensorRT plan is known by its name, as an ONNX model is
+        more/1/model.pt           a program for torch too; model.pt2 is another name for it
 
 `find` looks at every path that the service was given and says what to open, with the faults of what cannot be
 opened; `find_named` looks for one model, which may be overridden: by a config in place of its config.pbtxt,
@@ -31,6 +32,8 @@ from service.models.wanted import Wanted
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 64 << 10  # all configs together have to cross a control socket
 MAX_MODELS = 64  # the queue's, on one worker; each version counts
+KNOWN_BY_FILE = ("tensorrt", "pytorch")  # backends that a config need not name
+OTHER_FILES = {"pytorch": "model.pt2"}  # names that a backend's file may have too
 _MAX_VERSION = (1 << 63) - 1
 
 
@@ -205,7 +208,7 @@ def find_model(
         config, wanted = _read_config(folder, defaults)
     versions = _choose(config, *_versions(folder))
     backend = _backend(config) or _backend_of_files(folder / str(versions[-1]))
-    file_name = config.default_model_filename or MODEL_FILES[backend]
+    file_name = config.default_model_filename or _file_of(backend, folder / str(versions[-1]))
     if PurePath(file_name).is_absolute() or ".." in PurePath(file_name).parts:
         raise ConfigFault(f"default_model_filename '{file_name}' must be a name inside the version's folder")
     found = []
@@ -277,9 +280,20 @@ def _backend(config: Any) -> str:
 
 
 def _backend_of_files(version: Path) -> str:
-    """The engine of a version's model where no config says it: a plan's, if that is all there is."""
-    known = {backend for backend, file in MODEL_FILES.items() if (version / file).exists()}
-    return "tensorrt" if "tensorrt" in known and "onnxruntime" not in known else "onnxruntime"
+    """The engine of a version's model where no config says it: the one whose file is there alone."""
+    known = [
+        backend
+        for backend in (*KNOWN_BY_FILE, "onnxruntime")
+        if (version / _file_of(backend, version)).exists()
+    ]
+    return known[0] if len(known) == 1 else "onnxruntime"
+
+
+def _file_of(backend: str, version: Path) -> str:
+    """What a model's file is called where no config says it."""
+    file = MODEL_FILES[backend]
+    other = OTHER_FILES.get(backend, "")
+    return other if other and (version / other).exists() and not (version / file).exists() else file
 
 
 def _is_version(name: str) -> bool:

@@ -47,7 +47,7 @@ def test_an_empty_file(path: Path) -> None:
 
 
 def test_another_kind_of_file(tmp_path: Path) -> None:
-    assert "expected *.onnx or *.plan" in refusal(tmp_path / "model.pb")
+    assert "expected *.onnx, *.plan, *.pt or *.pt2" in refusal(tmp_path / "model.pb")
 
 
 @pytest.mark.parametrize("start", [b"cut off", b"not a model", b"\0" * 64])
