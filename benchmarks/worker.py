@@ -98,7 +98,10 @@ class Served:
         self.process, control = start_child(python_module("service.worker"))
         self._control = Channel(control)
         config = ServeConfig(
-            model_paths=(str(model),), max_batch_size=setting.batch, streams=setting.streams, device=device
+            model_paths=(str(model),),
+            max_batch_size=setting.batch,
+            streams=setting.streams,
+            devices=(device,),
         )
         self._control.send("configure", {"config": config.to_json(), "worker": 0})
         self._expect(self._control, "loaded")

@@ -26,6 +26,7 @@ DEFAULT_GRPC_PORT = 8001
 DEFAULT_METRICS_PORT = 8002
 MAX_INSTANCES = 64
 MAX_DEVICE = 63
+MAX_DEVICES = 16  # of one service, each with a worker
 MAX_STREAMS = 32
 MAX_BATCH_SIZE = 65536
 MAX_BATCH_WAIT_US = 60_000_000
@@ -51,7 +52,8 @@ class ServeConfig:
         says which. max_batch_size: rows of a batch at most, for models that can batch; None derives it, 0
         turns batching off. max_batch_wait_us: how long the oldest request may wait for company once a launch
         slot is free. instances: execution slots of each model; None: one, on a device as many as streams.
-        device, streams: which device runs the models that need one, and on how many CUDA streams.
+        devices, streams: the devices that run the models which need one, with a worker each, and how many
+        CUDA streams each has.
         server_name: what ServerMetadata calls this server. drain_timeout_s: how long accepted requests may
         take to finish after SIGTERM. arena_mb, output_arena_mb: payload memory of a front-end thread and of a
         worker, in MiB. spill_mb: what each of
@@ -79,7 +81,7 @@ class ServeConfig:
     max_batch_size: int | None = None
     max_batch_wait_us: int = 0
     instances: int | None = None
-    device: int = 0
+    devices: tuple[int, ...] = (0,)
     streams: int = 4
     server_name: str = DEFAULT_SERVER_NAME
     drain_timeout_s: float = 30.0
@@ -126,7 +128,7 @@ class ServeConfig:
             ("max-batch-size", self.max_batch_size, 0, MAX_BATCH_SIZE),
             ("max-batch-wait-us", self.max_batch_wait_us, 0, MAX_BATCH_WAIT_US),
             ("instances", self.instances, 1, MAX_INSTANCES),
-            ("device", self.device, 0, MAX_DEVICE),
+            *(("device", device, 0, MAX_DEVICE) for device in self.devices),
             ("streams", self.streams, 1, MAX_STREAMS),
             ("drain-timeout", self.drain_timeout_s, 0, 86400),
             ("arena-mb", self.arena_mb, 1, MAX_ARENA_MB),
@@ -179,6 +181,9 @@ class ServeConfig:
             for flag, value, words in choices
             if value not in words
         ]
+        if not 1 <= len(set(self.devices)) == len(self.devices) <= MAX_DEVICES:
+            named = ",".join(map(str, self.devices))
+            faults.append(f"--device must name 1 to {MAX_DEVICES} devices, each once, got '{named}'")
         if self.load_models and not self.explicit:
             faults.append("--load-model is for --model-control-mode explicit; otherwise everything is loaded")
         return faults
@@ -259,7 +264,16 @@ class ServeConfig:
             raise TypeError(f"unknown configuration fields {sorted(unknown)}")
         values["model_paths"] = tuple(values["model_paths"])
         values["load_models"] = tuple(values.get("load_models", ()))
+        values["devices"] = tuple(values.get("devices", (0,)))
         return cls(**values)
+
+
+def devices_from(text: str) -> tuple[int, ...]:
+    """The numbers of `--device`: "0", "0,1", "cuda:0,cuda:1". ValueError with a clause for anything else."""
+    parts = [part.strip().removeprefix("cuda:") for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise ValueError(f"expected numbers of GPUs, with commas, such as 0 or 0,1, got '{text}'")
+    return tuple(map(int, parts))
 
 
 def _path_fault(path: str) -> str:

@@ -13,6 +13,7 @@ is started again needs new ones, or ones that do not mind.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -25,7 +26,7 @@ from service.engines.base import AnyEngine
 from service.frontend.addresses import join_address
 from service.frontend.process import FrontEnd
 from service.models.repository import Found
-from service.worker.__main__ import NOTHING_KEPT, open_worker
+from service.worker.__main__ import nothing_kept, open_worker
 from service.worker.library import open_model
 from service.worker.worker import Worker
 
@@ -39,8 +40,9 @@ class InProcess:
     def __init__(self, config: ServeConfig, open_one: Callable[[Found], AnyEngine] = open_model) -> None:
         self._config = config
         self._open_one = open_one
-        self._kept = NOTHING_KEPT
+        self._kept = nothing_kept()
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-models-")
+        os.mkdir(self.folder)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="front end", daemon=True)
         self._worker: Worker | None = None
@@ -79,7 +81,12 @@ class InProcess:
         last. `process_fd`: the pidfd of the process that is to be taken for the worker's.
         """
         self._worker = open_worker(
-            self._config, self._kept, self._keep, lambda _: engines, self._open_one, process_fd
+            self._config,
+            self._kept,
+            self._keep,
+            lambda _: engines,
+            self._open_one,
+            process_fd=process_fd,
         )
         self._worker.start()
         ours, theirs = socket_pair()
@@ -94,7 +101,7 @@ class InProcess:
     @property
     def folder(self) -> str:
         """Where the files lie that came with loads."""
-        return self._folder.name
+        return os.path.join(self._folder.name, "0")
 
     def cut_link(self) -> None:
         """What the front end sees of a worker's death; returns when it has seen it. The worker lives on."""

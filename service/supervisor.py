@@ -4,9 +4,13 @@
                --control--> worker 0           |                                        |
     front end <----link---> worker 0           +--a child cannot start--> exit 2        +--2nd signal--> exit
 
+There is a worker for each device (`--device`), with models of its own: `service.models.placement` says which,
+once, before they start. What is said below of the worker holds for each by itself; when one dies, the others
+serve on.
+
 What is said on a control socket (`service.control`), in the order of a life:
 
-    to a child      configure {config, worker, kept, folder}    first, always
+    to a child      configure {config, worker, homes, kept, folder}     first, always
                     link {worker, link} + [socket]      one end of a new link; the other child gets the other
                     drain {}                            front end: refuse what is new, finish what is accepted
                     stop {}                             worker: close the models, and exit
@@ -26,8 +30,8 @@ live is a fault that would last for ever: before the service was ready it ends i
 
 Model control is between the front end and the worker, on their link. The supervisor only remembers what is
 wanted (`keep` comes before a client is told that it was done), and gives the front end a private `folder`
-for files that clients send with a model. What lies in it and nobody wants any more is removed before a
-worker starts, and all of it at the end.
+for files that clients send with a model, with a folder for each worker in it. What lies there and nobody
+wants any more is removed before the worker starts, and all of it at the end.
 
 A child that dies is started again: at once the first time, then after a delay that doubles up to
 BACKOFF_MAX_S and is forgotten after BACKOFF_FORGET_S without a death. Before the service has been ready
@@ -49,7 +53,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +61,7 @@ from service.config import ServeConfig
 from service.control import Message, ProtocolError, socket_pair
 from service.errors import EXIT_BAD_START, EXIT_FAILED, EXIT_OK, ConfigError
 from service.log import one_line, say
+from service.models.placement import homes_of
 from service.process import Child, python_module, raise_descriptor_limit
 
 FRONTEND = "front end"
@@ -124,12 +129,17 @@ class Backoff:
 
 @dataclass
 class Role:
-    """A place that one child at a time fills."""
+    """A place that one child at a time fills. `worker`: its number; None of the front end. `kept`, `link`: of
+    a worker, what it has said last to keep, and the number of its newest link.
+    """
 
     name: str
     command: Sequence[str]
-    backoff: Backoff
+    worker: int | None = None
     child: Child | None = None
+    kept: dict[str, Any] | None = None
+    link: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class Supervisor:
@@ -143,11 +153,15 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._roles = {name: Role(name, command, Backoff()) for name, command in commands.items()}
+        self._frontend = Role(FRONTEND, commands[FRONTEND])
+        self._workers = [
+            Role(f"worker {number}", commands[WORKER], number) for number in range(len(config.devices))
+        ]
+        self._roles = {role.name: role for role in (self._frontend, *self._workers)}
+        self._homes: dict[str, int] = {}
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._link = 0  # number of the newest link
-        self._kept: dict[str, Any] | None = None
         self._folder = ""
         self._exit_code: int | None = None
         self._was_ready = False
@@ -159,6 +173,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._post, self._on_signal, signum)
+        self._homes = homes_of(self._config)
         if self._config.explicit:
             self._folder = tempfile.mkdtemp(prefix="headrace-models-")
         try:
@@ -181,24 +196,25 @@ class Supervisor:
     async def _start(self, role: Role) -> None:
         if self._exit_code is not None or self._draining:
             return
-        if role.name == WORKER:
-            remove_unwanted(self._folder, self._kept)
+        if role.worker is not None and self._folder:
+            clear_folder(os.path.join(self._folder, str(role.worker)), role.kept)
         child = role.child = Child(role.command)
         task = asyncio.create_task(self._listen(role, child))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        body = {"config": self._config.to_json(), "worker": 0, "kept": self._kept, "folder": self._folder}
+        body = {"config": self._config.to_json(), "worker": role.worker or 0, "homes": self._homes,
+                "kept": role.kept, "folder": self._folder}  # fmt: skip
         await child.channel.send("configure", body)
-        await self._make_link()
+        for worker in self._workers if role.worker is None else [role]:
+            await self._make_link(worker)
 
-    async def _make_link(self) -> None:
-        ends = [role.child for role in self._roles.values() if role.child is not None]
-        if len(ends) < 2:
+    async def _make_link(self, worker: Role) -> None:
+        if self._frontend.child is None or worker.child is None:
             return
-        sockets = socket_pair()
-        self._link += 1
-        for child, sock in zip(ends, sockets, strict=True):
-            await child.channel.send("link", {"worker": 0, "link": self._link}, [sock.fileno()])
+        ends = (self._frontend.child, worker.child)
+        worker.link = self._link = self._link + 1
+        for child, sock in zip(ends, socket_pair(), strict=True):
+            await child.channel.send("link", {"worker": worker.worker, "link": worker.link}, [sock.fileno()])
             sock.close()
 
     async def _listen(self, role: Role, child: Child) -> None:
@@ -215,7 +231,7 @@ class Supervisor:
     async def _on_death(self, role: Role, child: Child, how: str) -> None:
         role.child = None
         if self._draining:
-            if role.name == FRONTEND:
+            if role is self._frontend:
                 self._finish(EXIT_FAILED, f"the front end ended with {how} before it had drained")
             return
         if not self._was_ready:
@@ -231,13 +247,15 @@ class Supervisor:
 
     async def _end_children(self) -> None:
         """Ends what is left. Whatever deserved to finish has finished before; models may say a last word."""
-        worker = self._roles[WORKER].child
-        for role in self._roles.values():
-            if role.child is not None and not (role.name == WORKER and self._exit_code == EXIT_OK):
-                role.child.kill()
-        if worker is not None and self._exit_code == EXIT_OK:
-            await worker.channel.send("stop")
-            await worker.end(STOP_GRACE_S)
+        workers = [role.child for role in self._workers if role.child is not None]
+        if self._frontend.child is not None:
+            self._frontend.child.kill()
+        for child in workers:
+            if self._exit_code == EXIT_OK:
+                await child.channel.send("stop")
+            else:
+                child.kill()
+        await asyncio.gather(*(child.end(STOP_GRACE_S) for child in workers))
         await asyncio.gather(*self._tasks)
 
     # What children say.
@@ -268,7 +286,7 @@ class Supervisor:
             self._finish(EXIT_BAD_START, body["message"])
 
     async def _on_keep(self, role: Role, body: dict[str, Any]) -> None:
-        self._kept = body
+        role.kept = body
 
     async def _on_loaded(self, role: Role, body: dict[str, Any]) -> None:
         for line in body.get("notes", []):
@@ -297,13 +315,13 @@ class Supervisor:
 
     async def _on_link_missed(self, link: int, why: str) -> None:
         """A while after a link has ended: a death would have brought a newer one."""
-        worker = self._roles[WORKER].child
-        if link != self._link or worker is None or self._draining:
+        role = next((role for role in self._workers if role.link == link), None)
+        if role is None or role.child is None or self._draining:
             return
-        text = f"the link between the front end and {WORKER} ended" + (f": {why}" if why else "")
+        text = f"the link between the front end and {role.name} ended" + (f": {why}" if why else "")
         if self._was_ready:
             say(f"{text}; the worker is started again")
-            worker.kill()
+            role.child.kill()
         else:
             self._finish(EXIT_BAD_START, text)
 
@@ -319,7 +337,7 @@ class Supervisor:
 
     async def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
-        frontend = self._roles[FRONTEND].child
+        frontend = self._frontend.child
         if self._draining:
             if self._clock() - self._draining_since_s > SAME_SIGNAL_S:
                 self._finish(128 + signum, f"second signal ({name}): ending at once")
@@ -362,10 +380,9 @@ def ready_line(config: ServeConfig, models: Sequence[Mapping[str, Any]], devices
     )
 
 
-def remove_unwanted(folder: str, kept: Mapping[str, Any] | None) -> None:
-    """Removes what lies in `folder` ("": there is none) and is no model's that is kept."""
-    if not folder:
-        return
+def clear_folder(folder: str, kept: Mapping[str, Any] | None) -> None:
+    """Makes a worker's `folder`, or removes what lies there and is no model's that is kept."""
+    os.makedirs(folder, exist_ok=True)
     wanted = {override[1] for override in (kept or {}).get("models", {}).values()}
     for entry in list(os.scandir(folder)):
         if entry.path not in wanted:

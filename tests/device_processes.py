@@ -48,7 +48,7 @@ def worker_main(engine: Callable[[Path], Any]) -> None:
 
 @dataclass
 class Service:
-    """A running one, of the model affine. `text` is what it has said, `returncode` its exit code, both at the
+    """A running one. `text` is what it has said, `returncode` its exit code, both at the
     end.
     """
 
@@ -64,12 +64,15 @@ class Service:
 
 
 @contextmanager
-def serving(worker: Path, folder: Path, **settings: Any) -> Iterator[Service]:
-    """A service that is ready, and ended in good order afterwards."""
-    (folder / "affine.onnx").touch()
+def serving(worker: Path, folder: Path, model: str = "affine.onnx", **settings: Any) -> Iterator[Service]:
+    """A service that is ready, and ended in good order afterwards. `model`: a file in `folder`, or a
+    repository.
+    """
+    if not (folder / model).exists():
+        (folder / model).touch()
     ready, ours = os.pipe()
     sizes = {"arena_mb": 16, "output_arena_mb": 16, "grpc_port": 0, "metrics_port": 0, **settings}
-    config = ServeConfig((str(folder / "affine.onnx"),), ready_fd=ours, **sizes)
+    config = ServeConfig((str(folder / model),), ready_fd=ours, **sizes)
     service = Service(folder)
     with open(folder / "log", "w+") as log:
         command = [sys.executable, "-P", "-c", SCRIPT, config.to_json(), str(worker)]

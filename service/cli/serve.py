@@ -68,11 +68,15 @@ def serve(
         ),
     ] = None,
     device: Annotated[
-        int,
-        typer.Option(metavar="N", help="The GPU that runs the models which need one, counted as CUDA does."),
-    ] = 0,
+        str,
+        typer.Option(
+            metavar="N[,N...]",
+            help="The GPUs that run the models which need one, counted as CUDA does, with a worker process "
+            "for each; a model runs on one of them.",
+        ),
+    ] = "0",
     streams: Annotated[
-        int, typer.Option(metavar="N", help="CUDA streams of that GPU; all its models share them.")
+        int, typer.Option(metavar="N", help="CUDA streams of each GPU; all its models share them.")
     ] = 4,
     server_name: Annotated[
         str, typer.Option(metavar="NAME", help="What ServerMetadata calls this server.")
@@ -201,13 +205,17 @@ def serve(
     cannot start (a busy port, a file that is no model, a wrong flag) is said in full and ends with exit
     code 2.
     """
-    from service.config import ServeConfig
+    from service.config import ServeConfig, devices_from
     from service.cores import default_io_threads
     from service.installation import default_frontend
     from service.supervisor import serve as run_service
 
     if end_with_parent:
         end_with_parent_process()
+    try:
+        devices = devices_from(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from None
     config = ServeConfig(
         model_paths=tuple(model),
         host=host,
@@ -216,7 +224,7 @@ def serve(
         max_batch_size=max_batch_size,
         max_batch_wait_us=max_batch_wait_us,
         instances=instances,
-        device=device,
+        devices=devices,
         streams=streams,
         server_name=server_name,
         drain_timeout_s=drain_timeout,

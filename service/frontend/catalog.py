@@ -25,6 +25,9 @@ READY, UNAVAILABLE = "READY", "UNAVAILABLE"  # states that a worker tells of a v
 WHY = {"LOADING": "it is being loaded", "UNLOADING": "it is being unloaded"}  # of others it gives the reason
 
 
+States = dict[str, list[list[str]]]  # of each model: [version, state, reason] rows
+
+
 class Served(NamedTuple):
     """What a worker tells of a model. `device`: the one it runs on, and its bytes there; None: the CPU."""
 
@@ -66,14 +69,20 @@ class Catalog:
         self._devices: dict[int, list[str]] = {}
         self._up: set[int] = set()
         self._pages: dict[int, WorkerPage] = {}
-        self.states: dict[str, list[list[str]]] = {}  # of each model: [version, state, reason] rows
+        self._states: dict[int, States] = {}
         self.entries: tuple[Entry, ...] = ()
 
     def worker_ready(
-        self, worker: int, models: Sequence[Served], devices: list[str], page: WorkerPage
+        self,
+        worker: int,
+        models: Sequence[Served],
+        states: States,
+        devices: list[str],
+        page: WorkerPage,
     ) -> None:
         """A new incarnation of a worker serves these models in place of what it had."""
         self._pages[worker] = page
+        self._states[worker] = dict(states)
         self.worker_serves(worker, models)
         self._devices[worker] = devices
         self._up.add(worker)
@@ -86,6 +95,34 @@ class Catalog:
             for id, spec, device, device_bytes in models
         ]
         self.entries = (*(entry for entry in self.entries if entry.worker != worker), *fresh)
+
+    def worker_tells(self, worker: int, model: str, versions: list[list[str]]) -> None:
+        """The state of a model's versions has changed; none: the worker has forgotten the model."""
+        states = self._states[worker]
+        states.pop(model, None)
+        if versions:
+            states[model] = versions
+
+    @property
+    def states(self) -> States:
+        """What is known of every model; a worker that has it, or had it last, knows best."""
+        found: States = {}
+        for worker in sorted(self._states):
+            for model, rows in self._states[worker].items():
+                if model not in found or any(row[1] != UNAVAILABLE for row in rows):
+                    found[model] = rows
+        return found
+
+    def home_of(self, name: str) -> int | None:
+        """The worker that has a model, or is loading or unloading it; None: none has."""
+        for worker, states in self._states.items():
+            if any(row[1] != UNAVAILABLE for row in states.get(name, ())):
+                return worker
+        return next((entry.worker for entry in self.entries if entry.spec.name == name), None)
+
+    def is_there(self, worker: int) -> bool:
+        """Whether a worker can be used now."""
+        return worker in self._up
 
     def worker_gone(self, worker: int) -> None:
         """Its models are known and cannot be used."""
@@ -106,7 +143,8 @@ class Catalog:
 
     @property
     def devices(self) -> list[str]:
-        return [device for worker in sorted(self._devices) for device in self._devices[worker]]
+        found = [device for worker in sorted(self._devices) for device in self._devices[worker]]
+        return list(dict.fromkeys(found))  # workers without a device have the CPU
 
     def find(self, name: str, version: str) -> Entry:
         """The model of this name; version "" is the highest. Raises RequestError, or Unavailable before

@@ -84,7 +84,7 @@ class Links:
 
     # What is asked of a worker.
 
-    def current(self, worker: int = 0) -> Link:
+    def current(self, worker: int) -> Link:
         """The link to a worker. Raises Unavailable while there is none."""
         link = self._links.get(worker)
         if link is None:
@@ -133,9 +133,7 @@ class Links:
                 self._changed()
                 await link.channel.send("swapped", {"swap": body["swap"]})
             elif message.kind == "state":
-                self._catalog.states.pop(body["model"], None)
-                if body["versions"]:
-                    self._catalog.states[body["model"]] = body["versions"]
+                self._catalog.worker_tells(link.worker, body["model"], body["versions"])
                 self._swap()
                 self._changed()
             elif message.kind == "done":
@@ -156,8 +154,7 @@ class Links:
             for fd in fds:
                 os.close(fd)
         body = ready.body
-        self._catalog.worker_ready(link.worker, models_of(body), body["devices"], page)
-        self._catalog.states = dict(body["states"])
+        self._catalog.worker_ready(link.worker, models_of(body), body["states"], body["devices"], page)
         self._lane_of[link.worker] = lane
         self._swap()
         self._links[link.worker] = link

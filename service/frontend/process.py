@@ -53,7 +53,7 @@ class FrontEnd:
         self._on_readiness = on_readiness
         self._on_link_end = on_link_end
         self._ready = False  # as was said last: other threads learn of it when all is in place
-        self.catalog = Catalog()
+        self.catalog = Catalog(len(config.devices))
         self.state = State(self.catalog)
         connections, self._probes = connections_allowed()
         self.server = server_of(config, self.state, connections)

@@ -4,8 +4,11 @@ The front end checks what was asked, puts files that came with a load into a fol
 worker (`service.frontend.links`), which loads, swaps and drains. What lies in the repositories is read
 here, anew for every index; what is loaded, and why not, is what the worker has told.
 
-    file:<version>/<name>   becomes <folder>/<random>/<version>/<name>, which the worker removes when the
-                            model is unloaded or replaced; until the worker is asked it is removed here
+Where there are several workers a model stays with the one that has it; another one goes to a device that its
+config names, or to the worker with the fewest models (`service.models.placement`).
+
+    file:<version>/<name>   becomes <folder>/<worker>/<random>/<version>/<name>, which the worker removes when
+                            the model is unloaded or replaced; until the worker is asked it is removed here
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from service.config import ServeConfig
 from service.errors import SHUTTING_DOWN, InternalError, InvalidRequest, NotBuilt, Overloaded, Unavailable
 from service.frontend.catalog import READY, UNAVAILABLE, Catalog
 from service.frontend.links import Link, Links, gone
+from service.models.placement import gpus_of, home_for
 from service.models.repository import MAX_CONFIG_BYTES, names
 
 MAX_LOADS = 64  # in progress or waiting their turn
@@ -56,7 +61,9 @@ class Repository:
         self._links = links
         self._folder = folder
         self._is_draining = is_draining
+        self._devices = config.devices
         self._calls = 0
+        self._asked: list[tuple[str, int]] = []  # model and worker of each call in progress
 
     async def index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Every model that is there or loaded: a row per version that was loaded once, else one without a
@@ -73,37 +80,35 @@ class Repository:
 
     def _states(self, name: str) -> list[list[str]]:
         rows = self._catalog.states.get(name) or [["", UNAVAILABLE, NOT_LOADED]]
-        if self._catalog.ready:
+        home = self._catalog.home_of(name)
+        if self._catalog.is_there(home) if home is not None else self._catalog.ready:
             return rows
         return [row if row[1] == UNAVAILABLE else [row[0], UNAVAILABLE, WORKER_AWAY] for row in rows]
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Loads a model, or loads it again; returns when it serves."""
         name, config, files = checked_load(request)
-        link = self._begin(request.repository_name, name)
-        self._calls += 1
-        folder = ""
-        try:
-            if files:
-                folder = await self._write(link, name, files)
-            await self._links.ask(link, "load", {"model": name, "config": config, "folder": folder})
-        finally:
-            self._calls -= 1
+        with self._call(request.repository_name, name):
+            worker = await self._worker_for(name, config)
+            with self._asking(name, worker):
+                link = self._links.current(worker)
+                folder = await self._write(link, name, files) if files else ""
+                await self._links.ask(link, "load", {"model": name, "config": config, "folder": folder})
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Unloads a model; returns when all it had accepted is answered and it is gone."""
         name = request.model_name
         checked_unload(request)
-        link = self._begin(request.repository_name, name)
-        self._calls += 1
-        try:
-            await self._links.ask(link, "unload", {"model": name})
-        finally:
-            self._calls -= 1
+        with self._call(request.repository_name, name):
+            worker = self._home_of(name) or 0
+            with self._asking(name, worker):
+                await self._links.ask(self._links.current(worker), "unload", {"model": name})
         return pb.RepositoryModelUnloadResponse()
 
-    def _begin(self, repository: str, name: str) -> Link:
+    @contextmanager
+    def _call(self, repository: str, name: str) -> Iterator[None]:
+        """A load or unload in progress, if it may begin."""
         _check_no_repository(repository)
         if not self._explicit:
             raise Unavailable(NOT_EXPLICIT)
@@ -113,11 +118,47 @@ class Repository:
             raise Unavailable(SHUTTING_DOWN)
         if self._calls >= MAX_LOADS:
             raise Overloaded(f"{self._calls} loads and unloads are in progress, as many as may be; try later")
-        return self._links.current()
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    @contextmanager
+    def _asking(self, name: str, worker: int) -> Iterator[None]:
+        """Meanwhile whatever else is asked of the model goes to the same worker."""
+        self._asked.append((name, worker))
+        try:
+            yield
+        finally:
+            self._asked.remove((name, worker))
+
+    def _home_of(self, name: str) -> int | None:
+        """The worker that has a model, or was asked for it."""
+        asked = next((worker for model, worker in self._asked if model == name), None)
+        return self._catalog.home_of(name) if asked is None else asked
+
+    async def _worker_for(self, name: str, config: str) -> int:
+        """The worker that is to load a model. Raises ServiceError where it is on another device than its
+        config, or the one that came with the load, says.
+        """
+        if len(self._devices) == 1:
+            return 0
+        gpus = await asyncio.to_thread(gpus_of, self._paths, name, config)
+        home = self._home_of(name)
+        if home is None:
+            taken = [entry.worker for entry in self._catalog.entries] + [worker for _, worker in self._asked]
+            return home_for(gpus, self._devices, taken)
+        if gpus and self._devices[home] not in gpus:
+            said = ", ".join(map(str, gpus))
+            what = f"it is served on device {self._devices[home]}, and its config says gpus {said}"
+            raise InternalError(f"failed to load '{name}', {what}: unload it first")
+        return home
 
     async def _write(self, link: Link, name: str, files: Mapping[str, bytes]) -> str:
         """Writes the files that a model is to be loaded from; the folder."""
-        writing = asyncio.ensure_future(asyncio.to_thread(write_files, self._folder, files))
+        home = os.path.join(self._folder, str(link.worker))
+        writing = asyncio.ensure_future(asyncio.to_thread(write_files, home, files))
         try:
             folder = await asyncio.shield(writing)
         except OSError as error:
@@ -125,7 +166,7 @@ class Repository:
         except asyncio.CancelledError:
             writing.add_done_callback(_remove_written)
             raise
-        if self._links.current() is not link:  # whoever starts a worker empties the folder
+        if self._links.current(link.worker) is not link:  # whoever starts a worker empties the folder
             shutil.rmtree(folder, ignore_errors=True)
             raise gone("load")
         return folder

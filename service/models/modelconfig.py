@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf import json_format, text_format
@@ -96,7 +96,7 @@ LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 _AUTO, _CPU, _GPU = (pb.ModelInstanceGroup.Kind.Value(f"KIND_{kind}") for kind in ("AUTO", "CPU", "GPU"))
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
-_ON_DEVICES = frozenset(["tensorrt", "pytorch"])  # backends with the parameter GPU_MEMORY_LIMIT
+ON_DEVICES = frozenset(["tensorrt", "pytorch"])  # backends whose models run on one
 
 
 class ConfigFault(Exception):
@@ -218,8 +218,24 @@ def _leaf(path: str, config: Any) -> str:
 
 def runs_on_device(config: Any) -> bool:
     """Whether the config names a backend, or a platform, whose models run on a device."""
-    platforms = {PLATFORMS[backend] for backend in _ON_DEVICES & PLATFORMS.keys()}
-    return config.backend in _ON_DEVICES or config.platform in platforms
+    platforms = {PLATFORMS[backend] for backend in ON_DEVICES & PLATFORMS.keys()}
+    return config.backend in ON_DEVICES or config.platform in platforms
+
+
+def _hint(path: str) -> str:
+    return f"'{path}' in config.pbtxt is a hint that this server does not use"
+
+
+def _unused(parameter: str) -> str:
+    return f"parameter '{parameter}' in config.pbtxt is not one that this server uses"
+
+
+def for_device(wanted: Wanted) -> Wanted:
+    """Of a model that turns out to run on a device, where its config does not say so: what is of no use on a
+    CPU is of use there.
+    """
+    used = {_hint("instance_group.gpus"), _hint("instance_group.kind"), _unused(GPU_MEMORY_LIMIT)}
+    return replace(wanted, warnings=tuple(text for text in wanted.warnings if text not in used))
 
 
 def warnings(config: Any) -> list[str]:
@@ -229,11 +245,13 @@ def warnings(config: Any) -> list[str]:
     said = [path for path in dict.fromkeys(set_fields(config)) if path in HINTS]
     if kinds <= {_AUTO, _GPU if on_device else _CPU} and "instance_group.kind" in said:
         said.remove("instance_group.kind")
-    found = [f"'{path}' in config.pbtxt is a hint that this server does not use" for path in said]
+    if on_device and "instance_group.gpus" in said:
+        said.remove("instance_group.gpus")
+    found = [_hint(path) for path in said]
     is_python = "python" in (config.backend, config.platform)  # its parameters are its own
     known = _KNOWN_PARAMETERS | ({GPU_MEMORY_LIMIT} if on_device else set())
     for name in sorted(set() if is_python else set(config.parameters) - known):
-        found.append(f"parameter '{name}' in config.pbtxt is not one that this server uses")
+        found.append(_unused(name))
     for entry in config.model_warmup:
         if not entry.batch_size:
             found.append(f"model_warmup '{entry.name}' has batch_size 0 and is left out")
@@ -277,6 +295,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
         scheduling=scheduling,
         gpu_memory_limit=memory_limit,
+        gpus=tuple(dict.fromkeys(gpu for group in config.instance_group for gpu in group.gpus)),
     )
 
 

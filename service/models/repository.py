@@ -26,7 +26,7 @@ from typing import Any
 
 from service.models import modelconfig
 from service.models.labels import MAX_LABEL_BYTES, with_labels
-from service.models.modelconfig import MODEL_FILES, PLATFORMS, ConfigFault, Defaults
+from service.models.modelconfig import MODEL_FILES, ON_DEVICES, PLATFORMS, ConfigFault, Defaults
 from service.models.wanted import Wanted
 
 CONFIG_FILE = "config.pbtxt"
@@ -50,6 +50,11 @@ class Found:
     path: str
     wanted: Wanted
     backend: str = ""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its backend is one whose models run on a device."""
+        return self.backend in ON_DEVICES
 
 
 @dataclass(frozen=True)
@@ -208,6 +213,8 @@ def find_model(
         config, wanted = _read_config(folder, defaults)
     versions = _choose(config, *_versions(folder))
     backend = _backend(config) or _backend_of_files(folder / str(versions[-1]))
+    if backend in ON_DEVICES and not modelconfig.runs_on_device(config):
+        wanted = modelconfig.for_device(wanted)
     file_name = config.default_model_filename or _file_of(backend, folder / str(versions[-1]))
     if PurePath(file_name).is_absolute() or ".." in PurePath(file_name).parts:
         raise ConfigFault(f"default_model_filename '{file_name}' must be a name inside the version's folder")

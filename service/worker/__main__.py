@@ -18,13 +18,21 @@ from service.control import Channel
 from service.cuda.device import choose
 from service.engines.base import AnyEngine
 from service.errors import EXIT_BAD_START, EXIT_OK, StartError
+from service.models.placement import THE_ONLY_WORKER, Placement
 from service.models.repository import NO_OVERRIDE, Found, Override
 from service.process import control_fd, die_with_parent
 from service.worker.control import Keep, notes_on
 from service.worker.library import Library, open_model
 from service.worker.worker import Worker
 
-NOTHING_KEPT: dict[str, Any] = {"models": None, "next_id": 1}
+IDS = 1 << 24  # of models, for each worker: no id is another worker's
+
+Load = Callable[[ServeConfig], Sequence[AnyEngine]]
+
+
+def nothing_kept(worker: int = 0) -> dict[str, Any]:
+    """What the first worker of its number finds."""
+    return {"models": None, "next_id": worker * IDS + 1}
 
 
 def open_engines(config: ServeConfig) -> list[AnyEngine]:
@@ -36,19 +44,21 @@ def open_worker(
     config: ServeConfig,
     kept: dict[str, Any],
     keep: Keep,
-    load: Callable[[ServeConfig], Sequence[AnyEngine]] = open_engines,
+    load: Load | None = None,
     open_one: Callable[[Found], AnyEngine] = open_model,
+    placement: Placement = THE_ONLY_WORKER,
     process_fd: int | None = None,
 ) -> Worker:
     """A worker with what it has to serve. Raises StartError. `process_fd`: as `Worker`'s.
 
-    `load` and `open_one` are where tests put engines of their own.
+    `load` and `open_one` are where tests put engines of their own: all of them, or one version's.
     """
-    choose(config.device, config.streams)
+    choose(config.devices[placement.worker], config.streams)
     settings: dict[str, Any] = {"first_id": kept["next_id"], "keep": keep, "process_fd": process_fd}
+    library = Library(config, open_one, placement)
     if not config.explicit:
-        return Worker(load(config), config.output_arena_mb, config.spill_mb, **settings)
-    library = Library(config, open_one)
+        engines = load(config) if load else library.open_all()
+        return Worker(engines, config.output_arena_mb, config.spill_mb, **settings)
     worker = Worker([], config.output_arena_mb, config.spill_mb, library=library, **settings)
     first = kept["models"] is None
     if first:
@@ -67,7 +77,7 @@ def notes_about(worker: Worker) -> list[str]:
 
 def main(
     arguments: Sequence[str],
-    load: Callable[[ServeConfig], Sequence[AnyEngine]] = open_engines,
+    load: Load | None = None,
     open_one: Callable[[Found], AnyEngine] = open_model,
 ) -> int:
     """The life of a worker process; its exit code."""
@@ -76,14 +86,16 @@ def main(
     configure = control.receive()
     if configure is None:
         return EXIT_OK
-    config = ServeConfig.from_json(configure.body["config"])
-    kept = configure.body.get("kept") or NOTHING_KEPT
+    body = configure.body
+    config = ServeConfig.from_json(body["config"])
+    placement = Placement(body["worker"], body.get("homes", {}))
+    kept = body.get("kept") or nothing_kept(placement.worker)
 
     def keep(what: dict[str, Any]) -> None:
         control.send("keep", what)
 
     try:
-        worker = open_worker(config, kept, keep, load, open_one, os.pidfd_open(os.getpid()))
+        worker = open_worker(config, kept, keep, load, open_one, placement, os.pidfd_open(os.getpid()))
     except StartError as error:
         control.send("failed", {"message": str(error)})
         return EXIT_BAD_START

@@ -1,5 +1,5 @@
 """What a worker can load: every model of the service's paths, by name, as it lies there when it is asked
-for.
+for. What it loads without being asked is what was placed on it (`service.models.placement`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from service.engines.base import AnyEngine, ModelLoadError, open_engine
 from service.errors import StartError
 from service.log import say_exception
 from service.models.modelconfig import ConfigFault, Defaults
+from service.models.placement import THE_ONLY_WORKER, Placement, misplaced
 from service.models.repository import (
     NO_OVERRIDE,
     Found,
@@ -46,9 +47,18 @@ def open_model(model: Found) -> AnyEngine:
 
 
 class Library:
-    """The models of a configuration. `open_one` loads one version (tests have engines of their own)."""
+    """The models of a configuration, for the worker that `placement` names. `open_one` loads one version
+    (tests have engines of their own).
+    """
 
-    def __init__(self, config: ServeConfig, open_one: Callable[[Found], AnyEngine] = open_model) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        open_one: Callable[[Found], AnyEngine] = open_model,
+        placement: Placement = THE_ONLY_WORKER,
+    ) -> None:
+        self._placement = placement
+        self._devices = config.devices
         self._paths = config.model_paths
         self._wanted = config.load_models
         self._defaults = Defaults(config.max_batch_size, config.max_batch_wait_us, config.instances)
@@ -59,19 +69,19 @@ class Library:
         return names(self._paths)
 
     def wanted_at_start(self) -> list[str]:
-        """What --load-model names. Raises StartError when one of them is not there."""
+        """What --load-model names, as far as it is this worker's. Raises StartError when one is not there."""
         there = self.names()
         wanted = list(dict.fromkeys(self._wanted))
         if EVERY_MODEL in wanted:
-            return sorted(there)
+            return [name for name in sorted(there) if self._placement.owns(name)]
         if missing := [name for name in wanted if name not in there]:
             raise StartError(f"--load-model {', '.join(missing)}: no such model; {_said(there)}")
-        return wanted
+        return [name for name in wanted if self._placement.owns(name)]
 
     def open_all(self) -> list[AnyEngine]:
-        """Loads everything. Raises StartError with a sentence per model that fails."""
+        """Loads all that is this worker's. Raises StartError with a sentence per model that fails."""
         found, faults = find(self._paths, self._defaults)
-        return self._open_found(found, faults)
+        return self._open_found([model for model in found if self._placement.owns(model.name)], faults)
 
     def open(self, name: str, override: Override = NO_OVERRIDE) -> list[AnyEngine]:
         """Loads every version of a model that its policy serves. Raises StartError."""
@@ -89,8 +99,11 @@ class Library:
     def _open_found(self, found: list[Found], faults: list[str]) -> list[AnyEngine]:
         engines: list[AnyEngine] = []
         first: StartError | None = None
+        device = self._devices[self._placement.worker]
         for model in found:
             try:
+                if why := misplaced(model, device, self._devices):
+                    raise StartError(f"model '{model.name}': {why}")
                 engines.append(self._open_one(model))
             except StartError as error:
                 first = first or error

@@ -57,7 +57,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         "--grpc-http2-max-ping-strikes": 19,
         "--grpc-max-connection-age": 20,
         "--grpc-max-connection-age-grace": 21,
-        "--device": 22,
+        "--device": "22,cuda:7",
         "--streams": 23,
         "--model-control-mode": "explicit",
         "--load-model": "a",
@@ -94,7 +94,7 @@ def test_every_flag_reaches_the_configuration(run: Run, started: list[ServeConfi
         grpc_http2_max_ping_strikes=19,
         grpc_max_connection_age_ms=20,
         grpc_max_connection_age_grace_ms=21,
-        device=22,
+        devices=(22, 7),
         streams=23,
         model_control_mode="explicit",
         load_models=("a",),
@@ -115,6 +115,12 @@ def test_what_is_no_truth_is_said(run: Run) -> None:
     result = run("serve", "model.onnx", "--grpc-keepalive-permit-without-calls", "maybe")
     assert result.exit_code == 2
     assert "maybe" in result.stderr
+
+
+def test_what_names_no_device_is_said(run: Run) -> None:
+    result = run("serve", "model.onnx", "--device", "tpu")
+    assert result.exit_code == 2
+    assert "--device" in result.stderr and "'tpu'" in result.stderr
 
 
 def test_the_services_exit_code_is_the_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_what_changes_answers_is_refused_by_name(text: str, field: str) -> None:
         "instance_group { kind: KIND_CPU }",
         "backend: 'tensorrt' instance_group { kind: KIND_GPU count: 2 }",
         "platform: 'tensorrt_plan' instance_group { kind: KIND_GPU }",
+        "backend: 'tensorrt' instance_group { gpus: [ 0, 1 ] }",
         "optimization { }",
     ],
 )

@@ -208,3 +208,18 @@ def test_a_plan_is_known_by_its_name_or_by_its_config(repository: Path) -> None:
         ("named", "tensorrt"),
         ("plan", "tensorrt"),
     ]
+
+
+def test_what_a_plan_uses_is_no_hint_of_its_config(repository: Path) -> None:
+    """Also where the config does not say that it is a plan."""
+    limit = "parameters { key: 'gpu_memory_limit' value { string_value: '1GB' } }"
+    used = f"instance_group {{ kind: KIND_GPU gpus: [ 0 ] }} {limit}"
+    put(repository, "plan", 1, config=used, file="model.plan")
+    put(repository, "onnx", 1, config=used)
+    found, faults = find([str(repository)], Defaults())
+    assert faults == []
+    by_name = {model.name: model for model in found}
+    assert by_name["plan"].on_device and not by_name["onnx"].on_device
+    assert by_name["plan"].wanted.warnings == ()
+    assert by_name["plan"].wanted.gpus == (0,)
+    assert len(by_name["onnx"].wanted.warnings) == 3

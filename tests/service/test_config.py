@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from service.config import ServeConfig
+from service.config import ServeConfig, devices_from
 from service.errors import ConfigError
 
 
@@ -41,6 +41,9 @@ def test_it_is_frozen(model):
         ({"max_batch_size": -1}, ["--max-batch-size", "-1"]),
         ({"max_batch_wait_us": -5}, ["--max-batch-wait-us", "-5"]),
         ({"instances": 0}, ["--instances", "0"]),
+        ({"devices": (0, 64)}, ["--device", "63", "64"]),
+        ({"devices": ()}, ["--device", "1 to 16", "''"]),
+        ({"devices": (2, 1, 2)}, ["--device", "each once", "'2,1,2'"]),
         ({"drain_timeout_s": -1.0}, ["--drain-timeout", "-1"]),
         ({"drain_timeout_s": float("nan")}, ["--drain-timeout", "nan"]),
         ({"arena_mb": 0}, ["--arena-mb", "0"]),
@@ -92,6 +95,19 @@ def test_an_unreadable_model_is_a_fault(model, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # to root every file is readable
     (fault,) = faults_of(ServeConfig((model,)))
     assert "Permission denied" in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"), [("0", (0,)), ("3", (3,)), ("0,1", (0, 1)), ("cuda:2, cuda:0", (2, 0))]
+)
+def test_devices_are_numbers_with_commas(text, devices):
+    assert devices_from(text) == devices
+
+
+@pytest.mark.parametrize("text", ["", "gpu0", "0,", "-1", "cuda:", "0 1", "\u0661", "1" * 5000])
+def test_what_names_no_device_is_said(text):
+    with pytest.raises(ValueError, match="expected numbers of GPUs"):
+        devices_from(text)
 
 
 def test_two_free_ports_do_not_collide(model):
