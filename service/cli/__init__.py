@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from service import __version__
-from service.cli import bench, demo, doctor, infer, models, serve
+from service.cli import bench, build, demo, doctor, infer, models, serve
 from service.cli.common import examples, paragraphs
 from service.cli.whole_names import Command
 
@@ -55,6 +55,7 @@ for _command, _epilog in (
     (infer.infer, infer.EPILOG),
     (models.models, models.EPILOG),
     (bench.bench, bench.EPILOG),
+    (build.build, build.EPILOG),
     (doctor.doctor, doctor.EPILOG),
 ):
     app.command(cls=Command, help=paragraphs(_command.__doc__), epilog=_epilog)(_command)

@@ -34,7 +34,7 @@ from service.cuda.memory import ModelMemory
 from service.cuda.model import UNBATCHED, Place, Settled, Shape
 from service.engines.base import EngineError, ModelLoadError, UnservedShape
 from service.engines.bfloat16 import stored, widened
-from service.engines.tensorrt_runtime import Outputs, Runtime
+from service.engines.tensorrt_runtime import DATATYPES, Outputs, Runtime
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed
 from service.models.spec import DYNAMIC, ModelSpec, numpy_dtype
@@ -42,17 +42,6 @@ from service.models.wanted import Wanted, asked_size, narrowed, served
 
 PLATFORM = "tensorrt_plan"
 BACKEND = "tensorrt"
-
-_DATATYPES = {  # of TensorRT's DataType, by its name
-    "BOOL": "BOOL",
-    "UINT8": "UINT8",
-    "INT8": "INT8",
-    "INT32": "INT32",
-    "INT64": "INT64",
-    "HALF": "FP16",
-    "BF16": "BF16",
-    "FLOAT": "FP32",
-}
 
 
 @dataclass(frozen=True)
@@ -161,8 +150,8 @@ def _tensor_fault(engine: Any, name: str) -> str:
     kind = f"{engine.get_tensor_mode(name).name.lower()} '{name}'"
     if engine.is_shape_inference_io(name) or engine.get_tensor_location(name).name == "HOST":
         return f"{kind} is a shape tensor, which lies on the host; expected tensors on the device"
-    if (type_name := engine.get_tensor_dtype(name).name) not in _DATATYPES:
-        return f"{kind} has type {type_name}; expected one of {', '.join(_DATATYPES)}"
+    if (type_name := engine.get_tensor_dtype(name).name) not in DATATYPES:
+        return f"{kind} has type {type_name}; expected one of {', '.join(DATATYPES)}"
     if (form := engine.get_tensor_format(name).name) != "LINEAR":
         return f"{kind} has format {form}; expected LINEAR: build the plan without formats of its own"
     return ""
@@ -170,7 +159,7 @@ def _tensor_fault(engine: Any, name: str) -> str:
 
 def _declared(engine: Any, name: str) -> Declared:
     shape = tuple(dim if dim >= 0 else None for dim in engine.get_tensor_shape(name))
-    return Declared(name, _DATATYPES[engine.get_tensor_dtype(name).name], shape)
+    return Declared(name, DATATYPES[engine.get_tensor_dtype(name).name], shape)
 
 
 def _profiles(engine: Any, inputs: Sequence[str]) -> tuple[Profile, ...]:
@@ -224,9 +213,7 @@ class PlanModel:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.profiles = profiles
-        self.datatypes = {
-            name: _DATATYPES[engine.get_tensor_dtype(name).name] for name in (*inputs, *outputs)
-        }
+        self.datatypes = {name: DATATYPES[engine.get_tensor_dtype(name).name] for name in (*inputs, *outputs)}
         self.scratch_bytes = int(engine.device_memory_size_v2)
         self.sample: Sequence[Array] = ()
         self.sizes: tuple[int, ...] = UNBATCHED
@@ -363,7 +350,8 @@ class OneRun:
     def __call__(self, arrays: Sequence[Array], datatypes: Sequence[str]) -> Sequence[Array]:
         inputs = [self._take(array.nbytes) for array in arrays]
         for address, array in zip(inputs, arrays, strict=True):
-            check(api().cuMemcpyHtoD(address, array.ctypes.data, array.nbytes), "copying a test input")
+            copied = api().cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream)
+            check(copied, "copying a test input")
         shapes = [array.shape for array in arrays]
         self._context.prepare(shapes, inputs, [0] * len(datatypes))
         self._context.prepare(shapes, inputs, self._places(datatypes))
@@ -377,12 +365,12 @@ class OneRun:
         shapes = zip(self._context.output_shapes(), datatypes, strict=True)
         return [0 if DYNAMIC in s else self._take(prod(s) * _host_type(t).itemsize) for s, t in shapes]
 
-    @staticmethod
-    def _copied(settled: Settled, dtype: np.dtype[Any]) -> Array:
+    def _copied(self, settled: Settled, dtype: np.dtype[Any]) -> Array:
         array = np.empty(settled.shape, dtype)
         if array.nbytes:
-            copied = api().cuMemcpyDtoH(array.ctypes.data, settled.address, array.nbytes)
+            copied = api().cuMemcpyDtoHAsync(array.ctypes.data, settled.address, array.nbytes, self._stream)
             check(copied, "copying a test output")
+            check(api().cuStreamSynchronize(self._stream), "copying a test output")
         return array
 
 

@@ -24,6 +24,17 @@ from service.engines.base import EngineError, ModelLoadError
 OLDEST = 10  # the major version from which the calls used here exist
 KEPT_LINES = 4
 
+DATATYPES = {  # of TensorRT's DataType, by its name
+    "BOOL": "BOOL",
+    "UINT8": "UINT8",
+    "INT8": "INT8",
+    "INT32": "INT32",
+    "INT64": "INT64",
+    "HALF": "FP16",
+    "BF16": "BF16",
+    "FLOAT": "FP32",
+}
+
 
 def library() -> Any:
     """The module `tensorrt`. Raises NoDriver where it cannot be used."""
