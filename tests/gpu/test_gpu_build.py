@@ -19,12 +19,12 @@ try:
     ctypes.CDLL("libcuda.so.1")
 except OSError:
     pytest.skip("no NVIDIA driver on this machine", allow_module_level=True)
-pytest.importorskip("tensorrt", reason="TensorRT is not installed")
-ort = pytest.importorskip("onnxruntime")
-
 from device_models import device_config
+from onnxruntime import InferenceSession
 
 from service.cuda.device import close_device
+
+pytest.importorskip("tensorrt", reason="TensorRT is not installed")
 
 ROWS, WIDTH = 32, 64
 
@@ -75,7 +75,7 @@ def rows(seed: int = 1, count: int = ROWS) -> np.ndarray:
 def worst(plan: Path, model: Path) -> float:
     """The largest error of the served plan, as a part of the largest value."""
     x = rows()
-    expected = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    expected = InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     with running([open_engine(str(plan), name="m")], device_config()) as service:
         with Client(service.address) as client:
             got = client.infer("m", {"x": x}).outputs["y"]
