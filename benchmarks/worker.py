@@ -113,7 +113,7 @@ class Served:
         self.lanes = [FrontLane(InputArena(arena_mb), SLOTS) for _ in range(producers)]
         self._link.send("hello", {"lanes": producers}, [fd for lane in self.lanes for fd in lane.fds])
         ready = self._expect(self._link, "ready")
-        self.page_fd, self.output_fd = ready.take_fds()
+        self.page_fd, self.output_fd, *_ = ready.take_fds()  # behind them its pidfd
         (row,) = ready.body["models"]
         self.id, self.spec = int(row["id"]), ModelSpec.from_json(row["spec"])
         self.page = WorkerPage(self.page_fd)

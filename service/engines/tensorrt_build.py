@@ -28,7 +28,8 @@ from service.engines.tensorrt_runtime import DATATYPES, Words, known, log_of
 from service.models.spec import DYNAMIC
 
 MB = 1 << 20
-_FORMAT = re.compile(r"\b(fp32|fp16|bf16|fp8|int8|int4|int32|int64|uint8|bool)\b", re.IGNORECASE)
+_FORMAT = re.compile(r"\b(float|half|fp32|fp16|bf16|fp8|int8|int4|int32|int64|uint8|bool)\b", re.IGNORECASE)
+_NAMES = {"FLOAT": "FP32", "HALF": "FP16"}  # as some versions of the inspector have it
 
 Range = tuple[Shape, Shape, Shape]  # the least, the usual and the largest shape of an input
 
@@ -440,7 +441,8 @@ def precision_of(layer: str) -> str:
     """The type of a layer's outputs, from what the inspector says of it."""
     outputs = layer[layer.find("Outputs:") :]
     found = _FORMAT.search(outputs) or _FORMAT.search(layer)
-    return found[1].upper() if found else "other"
+    name = found[1].upper() if found else "other"
+    return _NAMES.get(name, name)
 
 
 def _fault(error: Any) -> str:

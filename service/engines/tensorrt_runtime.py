@@ -20,6 +20,7 @@ from service.cuda.driver import NoDriver, api, check
 from service.cuda.memory import ModelMemory
 from service.cuda.model import Settled, Shape
 from service.engines.base import EngineError, ModelLoadError
+from service.engines.tensorrt_plan import foreign, why_refused
 
 OLDEST = 10  # the major version from which the calls used here exist
 KEPT_LINES = 4
@@ -196,12 +197,14 @@ class Runtime:
 
     def deserialize(self, plan: bytes, where: str, device: str) -> Any:
         """The engine. Raises ModelLoadError with TensorRT's reason."""
+        if why := foreign(plan):
+            raise ModelLoadError(f"{where} was not loaded: {why}")
         self.words.last()
         engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise ModelLoadError(
-                f"{where} was not loaded by TensorRT {self.version} on {device}: {self.words.last()}; a plan "
-                "runs on the version and the kind of device that it was built for: build it again here"
+                f"{where} was not loaded by TensorRT {self.version} on {device}: {self.words.last()}; "
+                f"{why_refused(plan, self.version)}"
             )
         return engine
 

@@ -183,6 +183,7 @@ def test_precisions_are_read_from_the_inspector() -> None:
     )
     assert precision_of(line) == "INT8"
     assert precision_of(line.partition(", Outputs")[0]) == "FP32"
+    assert precision_of("Outputs: [ { Name: y, Format/Datatype: Half NHWC8 } ]") == "FP16"
     assert precision_of("shuffle") == "other"
 
 
