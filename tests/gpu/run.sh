@@ -12,12 +12,12 @@
 #
 # A command on such a machine may be cut off after ten minutes, so the work comes in stages, each of a few
 # minutes; without STAGE all run in this order:
-#   setup tests memcheck plans bare worker grpc sharing table
+#   setup tests memcheck plans bare worker grpc table
 set -euo pipefail
 
 folder=$(realpath "${1:?usage: run.sh FOLDER [STAGE ...]}"); shift
 here=$(realpath "$(dirname "$0")"); root=$(realpath "$here/../..")
-stages=${*:-setup tests memcheck plans bare worker grpc sharing table}
+stages=${*:-setup tests memcheck plans bare worker grpc table}
 seconds=${SECONDS_EACH:-5}
 model=resnet50_u8 # the one whose figures are the bound: images as bytes
 python=${PYTHON:-python3}
@@ -86,15 +86,13 @@ grpc() {
         --in-flight 1 64 256 512 1024 1536 --out "$results/grpc.json"
 }
 
-sharing() { bench sharing.py --models "$models" --load "$folder/load/load" --seconds "$seconds" --out "$results/sharing.json"; }
-
 table() { bench h200.py "$results" | tee "$results/h200.md"; }
 
 for stage in $stages; do
     echo "== $stage"
     case $stage in
         bare) bare "$model" uint8 fp16 && bare resnet50 float32 fp16 ;;
-        setup | tests | memcheck | plans | worker | grpc | sharing | table) "$stage" ;;
-        *) echo "run.sh: no stage '$stage'; expected setup, tests, memcheck, plans, bare, worker, grpc, sharing or table" >&2; exit 2 ;;
+        setup | tests | memcheck | plans | worker | grpc | table) "$stage" ;;
+        *) echo "run.sh: no stage '$stage'; expected setup, tests, memcheck, plans, bare, worker, grpc or table" >&2; exit 2 ;;
     esac
 done
