@@ -110,6 +110,12 @@ def choose(index: int = 0, stream_count: int = DEFAULT_STREAMS) -> None:
         _chosen.update(index=index, stream_count=stream_count)
 
 
+def chosen() -> int:
+    """The number of the device that was chosen; NO_DEVICE: none is to be made."""
+    with _lock:
+        return int(_chosen.get("index", 0))
+
+
 def the_device() -> Device:
     """The device of this process; its context is current in this thread, unless it is lost. NoDriver."""
     with _lock:

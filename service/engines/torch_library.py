@@ -47,6 +47,14 @@ def library() -> Any:
     return torch
 
 
+def moved(program: Any, device: str) -> Any:
+    """An exported program on another of torch's devices: its weights, and what it makes as it runs."""
+    library()
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, device)
+
+
 def dtype_of(datatype: str) -> Any:
     """torch's dtype of a datatype, which is one of DTYPES."""
     return getattr(library(), DTYPES[datatype])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from service.engines.base import EngineError, ModelLoadError
-from service.engines.torch_library import clean, datatype_of, library
+from service.engines.torch_library import clean, datatype_of, library, moved
 from service.models.probe import Declared
 
 SCRIPT, EXPORTED = "TorchScript", "exported program"
@@ -66,8 +66,8 @@ class Program:
         self.module = None
 
 
-def open_program(path: str, where: str) -> Program:
-    """Loads a file, on the CPU. Raises ModelLoadError."""
+def open_program(path: str, where: str, device: str = "cpu") -> Program:
+    """Loads a file onto one of torch's devices. Raises ModelLoadError."""
     kind = kind_of(path, where)
     try:
         torch = library()
@@ -76,9 +76,11 @@ def open_program(path: str, where: str) -> Program:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that TorchScript is of yesterday; how the file is read
-            return _script(torch, path) if kind == SCRIPT else _exported(torch, path)
+            return (_script if kind == SCRIPT else _exported)(torch, path, device)
     except ModelLoadError as error:
         raise ModelLoadError(f"{where} cannot be served: {error}") from error
+    except getattr(torch, "OutOfMemoryError", MemoryError):
+        raise
     except Exception as error:
         advice = "check that the file is complete, and of a version that this one reads"
         raise ModelLoadError(
@@ -120,8 +122,8 @@ def _flattened(result: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 # ---- TorchScript ----
 
 
-def _script(torch: Any, path: str) -> Program:
-    module = torch.jit.load(path, map_location="cpu")
+def _script(torch: Any, path: str, device: str) -> Program:
+    module = torch.jit.load(path, map_location=device)  # constants too, which `to` would leave
     module.eval()
     if not hasattr(module, "forward"):
         raise ModelLoadError("it has no method forward, which is what is served")
@@ -140,17 +142,19 @@ def _script(torch: Any, path: str) -> Program:
 
 
 def _call_script(module: Any, arguments: Sequence[str], tensors: Sequence[Any]) -> Any:
-    """Its optimizer looks at the first runs and compiles in the next: every run should be like the other."""
-    with library().jit.optimized_execution(False):
-        return module(**dict(zip(arguments, tensors, strict=True)))
+    """Its optimizer would look at the first runs and compile in the next, on whatever stream that is."""
+    library()._C._set_graph_executor_optimize(False)  # jit.optimized_execution, which puts it back
+    return module(**dict(zip(arguments, tensors, strict=True)))
 
 
 # ---- exported programs ----
 
 
-def _exported(torch: Any, path: str) -> Program:
+def _exported(torch: Any, path: str, device: str) -> Program:
     with open(path, "rb") as file:
         program = torch.export.load(file)
+    if device != "cpu":
+        program = moved(program, device)
     return program_of(program)
 
 

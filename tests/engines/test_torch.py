@@ -11,6 +11,7 @@ import pytest
 from engine_fakes import FakeBatch
 
 from service.engines.base import EngineError, ModelLoadError, UnservedShape, open_engine
+from service.engines.torch_library import moved
 from service.models.wanted import Wanted, WantedTensor
 
 torch = pytest.importorskip("torch", reason="torch brings gigabytes: install the extra by hand")
@@ -89,6 +90,14 @@ def test_an_exported_program_needs_no_config(path) -> None:
         with torch.no_grad():
             expected = model(torch.from_numpy(x)).numpy()
         np.testing.assert_allclose(run(engine, [x]).output(0, np.float32), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_program_is_moved_with_its_weights(path) -> None:
+    """To a device without memory, which every machine has."""
+    program = torch.export.load(models.exported(models.Layers(), path.with_suffix(".pt2"), torch.ones(3, 16)))
+    assert {weight.device.type for weight in program.state_dict.values()} == {"cpu"}
+    there = moved(program, "meta")
+    assert {weight.device.type for weight in there.state_dict.values()} == {"meta"}
 
 
 def test_an_exported_programs_bound_on_its_batch_holds(path) -> None:

@@ -183,12 +183,15 @@ def test_outputs_whose_size_depends_on_data(tmp_path) -> None:
 
 def damaged(plan: bytes) -> dict[str, bytes]:
     middle = len(plan) // 2
-    flipped = bytes(byte ^ 0xFF for byte in plan[middle : middle + 64])
+
+    def flip(part: bytes) -> bytes:
+        return bytes(byte ^ 0xFF for byte in part)
+
     return {
         "truncated": plan[:middle],
-        "corrupt": plan[:middle] + flipped + plan[middle + 64 :],
+        "corrupt": plan[:middle] + flip(plan[middle : middle + 64]) + plan[middle + 64 :],
         "foreign": b"\x7fELF" + plan[4:],
-        "version": plan[:25] + b"\x03" + plan[26:],  # 10.3, say its first bytes
+        "version": plan[:8] + flip(plan[8:16]) + plan[16:25] + b"\x03" + plan[26:],  # 10.3, it says
     }
 
 
