@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from service.cuda.driver import api, check
 from service.cuda.model import DeviceContext, DeviceModel, Shape
+from service.log import say
 from service.models.counts import GRAPH_HITS, GRAPH_MISSES, PINNED_FALLBACKS
 from service.models.spec import DYNAMIC, ModelSpec, TensorSpec
 
@@ -99,6 +100,18 @@ class _Place:
             copied = api().cuMemcpyHtoDAsync(target, source.address, size, self._stream)
             check(copied, "copying a sample")
 
+    def _count_fallbacks(self, batch: Batch, pieces: int, copies: Sequence[tuple[int, int]]) -> None:
+        """Pieces of the batch that were not pinned; a model's first ones are told."""
+        batch.count(PINNED_FALLBACKS, pieces)
+        if not pieces or self._model.memory.told_of_fallbacks:
+            return
+        self._model.memory.told_of_fallbacks = True
+        size = sum(row_bytes for _, row_bytes in copies) * max(1, batch.rows)
+        say(
+            f"warning: model '{self._spec.name}': a batch of {size:,} bytes was not all in pinned memory, and "
+            "its copy is slow; requests above an eighth of --arena-mb lie outside of it: raise --arena-mb"
+        )
+
     def close(self) -> None:
         self._context.close()
 
@@ -130,7 +143,7 @@ class Fixed(_Place):
     def issue(self, batch: Batch, slot: LaunchSlot, reserved: list[int] | None) -> None:
         rows = batch.rows
         size = self._padded(rows)
-        batch.count(PINNED_FALLBACKS, slot.copy_in(batch, self._copies, size))
+        self._count_fallbacks(batch, slot.copy_in(batch, self._copies, size), self._copies)
         if size in self._graphs:
             slot.launch_graph(int(self._graphs[size]))
             batch.count(GRAPH_HITS)
@@ -201,8 +214,8 @@ class Variable(_Place):
                 self._context.prepare(shapes, inputs, outputs)
                 bytes_per_row = self._row_bytes(self._spec.outputs, found, size)
                 reserved = batch.reserve(bytes_per_row)
-                copied = slot.copy_in(batch, self._copies(inputs, shapes, size), size)
-                batch.count(PINNED_FALLBACKS, copied)
+                copies = self._copies(inputs, shapes, size)
+                self._count_fallbacks(batch, slot.copy_in(batch, copies, size), copies)
                 self._context.enqueue(self._stream)
                 self._finish(batch, slot, outputs, reserved or [], bytes_per_row, found)
 
@@ -210,7 +223,8 @@ class Variable(_Place):
         self, batch: Batch, slot: LaunchSlot, shapes: Sequence[Shape], inputs: Sequence[int], size: int
     ) -> None:
         """The same for outputs whose shapes are known after the run: the launcher waits for it."""
-        batch.count(PINNED_FALLBACKS, slot.copy_in(batch, self._copies(inputs, shapes, size), size))
+        copies = self._copies(inputs, shapes, size)
+        self._count_fallbacks(batch, slot.copy_in(batch, copies, size), copies)
         self._context.enqueue(self._stream)
         self._wait()
         settled = self._context.settled_shapes()

@@ -192,6 +192,7 @@ class ModelMemory:
         self._pool: Pool | None = None
         self.loaded_bytes = 0
         self.held_bytes = 0  # after the last load: what that took, and its pool
+        self.told_of_fallbacks = False  # that copies for it came from memory that is not pinned
 
     @property
     def pool(self) -> Pool:

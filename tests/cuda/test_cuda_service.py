@@ -201,14 +201,18 @@ def test_a_load_whose_warm_up_fails_leaves_nothing(fake: ctypes.CDLL) -> None:
         assert fake.fake_used() == before
 
 
-def test_inputs_that_are_not_pinned_arrive_all_the_same(fake: ctypes.CDLL) -> None:
+def test_inputs_that_are_not_pinned_arrive_all_the_same(fake: ctypes.CDLL, capfd) -> None:
     fake.fake_pageable(1)
     with running([affine("long", dims=(MB,), longest=8 * MB)], device_config(arena_mb=4)) as service:
         with Client(service.address) as client:
             x = np.arange(MB, dtype=np.float32)[None]  # 4 MB: beyond an eighth of the arena, so it spills
-            assert np.array_equal(client.infer("long", {"x": x}).outputs["y"], 2 * x + 1)
+            for _ in range(2):
+                assert np.array_equal(client.infer("long", {"x": x}).outputs["y"], 2 * x + 1)
         (stats,) = service._worker._former.stats()
-        assert stats.engine[PINNED_FALLBACKS] == 1
+        assert stats.engine[PINNED_FALLBACKS] == 2
+    (told,) = [line for line in capfd.readouterr().err.splitlines() if "pinned" in line]
+    assert "model 'long': a batch of 4,194,304 bytes was not all in pinned memory" in told
+    assert told.endswith("raise --arena-mb")
 
 
 def test_a_front_end_that_leaves_takes_its_pinned_memory_with_it(fake: ctypes.CDLL) -> None:
