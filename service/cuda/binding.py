@@ -108,8 +108,8 @@ class _Place:
         self._model.memory.told_of_fallbacks = True
         size = sum(row_bytes for _, row_bytes in copies) * max(1, batch.rows)
         say(
-            f"warning: model '{self._spec.name}': a batch of {size:,} bytes was not all in pinned memory, and "
-            "its copy is slow; requests above an eighth of --arena-mb lie outside of it: raise --arena-mb"
+            f"warning: model '{self._spec.name}': a batch of {size:,} bytes was not all in pinned memory, "
+            "and its copy is slow; requests above an eighth of --arena-mb lie outside of it: raise --arena-mb"
         )
 
     def close(self) -> None:
