@@ -46,6 +46,7 @@ def build(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_an_onnx_file_becomes_a_plan_with_a_config(tmp_path) -> None:
     path = models.affine(tmp_path / "affine.onnx")
     folder = tmp_path / "models" / "affine" / "1"
@@ -62,6 +63,7 @@ def test_an_onnx_file_becomes_a_plan_with_a_config(tmp_path) -> None:
     assert [(t.name, list(t.dims)) for t in (*told.input, *told.output)] == [("x", [16]), ("y", [16])]
 
 
+@pytest.mark.slow
 def test_a_config_that_is_there_stays_as_it_is(tmp_path) -> None:
     path = models.affine(tmp_path / "affine.onnx")
     (tmp_path / "config.pbtxt").write_text("max_batch_size: 4")
@@ -72,6 +74,7 @@ def test_a_config_that_is_there_stays_as_it_is(tmp_path) -> None:
     assert (tmp_path / "affine.plan").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_types_are_those_of_the_file(tmp_path) -> None:
     node = models.h.make_node("Add", ["x", "x"], ["y"])
     x, y = (("x", TensorProto.FLOAT16, ["N", 4]), ("y", TensorProto.FLOAT16, ["N", 4]))
@@ -116,6 +119,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_is_said_in_a_sentence(tmp_path, case) -> None:
     path = models.affine(tmp_path / "affine.onnx")
@@ -126,6 +130,7 @@ def test_what_is_refused_is_said_in_a_sentence(tmp_path, case) -> None:
     assert not (tmp_path / "affine.plan").exists()
 
 
+@pytest.mark.slow
 def test_files_that_are_no_models_are_refused_with_the_parsers_reason(tmp_path) -> None:
     unknown = models.one_node(tmp_path / "unknown.onnx", "NoSuchOperator")
     corrupt = tmp_path / "corrupt.onnx"
@@ -142,6 +147,7 @@ def test_files_that_are_no_models_are_refused_with_the_parsers_reason(tmp_path) 
         assert words in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver on this machine")
 def test_without_a_driver_there_is_a_sentence_and_no_crash(tmp_path) -> None:
     done = build(models.affine(tmp_path / "affine.onnx"), "--batch", "1")
