@@ -40,3 +40,16 @@ def utilization() -> Iterator[list[float]]:
         over.set()
         thread.join()
         pynvml.nvmlShutdown()
+
+
+def used_bytes() -> int:
+    """Bytes of the first device that are in use, by whomever; 0 where there is no NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+        pynvml.nvmlShutdown()
+    except Exception:  # no such library, no driver
+        return 0
+    return used

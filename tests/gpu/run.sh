@@ -12,12 +12,12 @@
 #
 # A command on such a machine may be cut off after ten minutes, so the work comes in stages, each of a few
 # minutes; without STAGE all run in this order:
-#   setup tests memcheck plans bare worker grpc table
+#   setup tests memcheck plans bare worker grpc sharing table
 set -euo pipefail
 
 folder=$(realpath "${1:?usage: run.sh FOLDER [STAGE ...]}"); shift
 here=$(realpath "$(dirname "$0")"); root=$(realpath "$here/../..")
-stages=${*:-setup tests memcheck plans bare worker grpc table}
+stages=${*:-setup tests memcheck plans bare worker grpc sharing table}
 seconds=${SECONDS_EACH:-5}
 model=resnet50_u8 # the one whose figures are the bound: images as bytes
 python=${PYTHON:-python3}
@@ -63,6 +63,13 @@ np.savez(sys.argv[1], input=np.random.default_rng(0).integers(0, 256, (64, 3, 22
     plan "$model.fp16" "$model" --fp16
     plan "$model.fp32" "$model"
     plan resnet50.fp16 resnet50 --fp16
+    [ -e "$models/vary.plan" ] || { # y = x + x, of any width
+        "$python" -c "import onnx, sys; from onnx import helper as h
+x, y = (h.make_tensor_value_info(name, 1, ['n', 'm']) for name in 'xy')
+graph = h.make_graph([h.make_node('Add', ['x', 'x'], ['y'])], 'vary', [x], [y])
+onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid('', 17)], ir_version=9), sys.argv[1])" "$models/vary.onnx"
+        headrace build "$models/vary.onnx" --min-shapes x:1x1 --opt-shapes x:1x1000 --max-shapes x:4x80000000
+    }
 }
 
 bare() {
@@ -86,13 +93,18 @@ grpc() {
         --in-flight 1 64 256 512 1024 1536 --out "$results/grpc.json"
 }
 
+sharing() {
+    bench sharing.py --busy "$models/$model.fp16.plan" "$models/$model.int8.plan" --greedy "$models/vary.plan" \
+        --load "$folder/load/load" --seconds "$seconds" --out "$results/sharing.json"
+}
+
 table() { bench h200.py "$results" | tee "$results/h200.md"; }
 
 for stage in $stages; do
     echo "== $stage"
     case $stage in
         bare) bare "$model" uint8 fp16 && bare resnet50 float32 fp16 ;;
-        setup | tests | memcheck | plans | worker | grpc | table) "$stage" ;;
-        *) echo "run.sh: no stage '$stage'; expected setup, tests, memcheck, plans, bare, worker, grpc or table" >&2; exit 2 ;;
+        setup | tests | memcheck | plans | worker | grpc | sharing | table) "$stage" ;;
+        *) echo "run.sh: no stage '$stage'; expected setup, tests, memcheck, plans, bare, worker, grpc, sharing or table" >&2; exit 2 ;;
     esac
 done
