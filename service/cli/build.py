@@ -15,7 +15,8 @@ from service.cli.common import examples, fail
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from service.engines.tensorrt_build import BuildOptions, Built, Progress, Range
+    from service.engines.tensorrt_build import Built, Progress
+    from service.engines.tensorrt_options import BuildOptions, Range
 
 EPILOG = examples(
     "headrace build model.onnx --batch 1,8,32                     # model.plan, for batches of 1 to 32",
@@ -84,7 +85,7 @@ def build(
     A plan runs on the kind of device and the version of TensorRT that it was built with, so build where you
     serve. Ctrl-C ends the build.
     """
-    from service.engines.tensorrt_build import BuildError, BuildOptions
+    from service.engines.tensorrt_options import BuildError, BuildOptions
 
     plan = output or model.with_suffix(".plan")
     try:
@@ -112,7 +113,7 @@ def build(
 
 def rows_of(batch: str, one_by_one: Sequence[int]) -> tuple[int, int, int] | None:
     """The least, usual and largest batch. Raises BuildError."""
-    from service.engines.tensorrt_build import BuildError
+    from service.engines.tensorrt_options import BuildError
 
     if batch and any(one_by_one):
         raise BuildError("--batch says all of --min, --opt and --max; give one or the other")
@@ -132,7 +133,7 @@ def rows_of(batch: str, one_by_one: Sequence[int]) -> tuple[int, int, int] | Non
 
 def shapes_of(least: str, usual: str, most: str) -> dict[str, Range]:
     """Ranges by input. Raises BuildError."""
-    from service.engines.tensorrt_build import BuildError
+    from service.engines.tensorrt_options import BuildError
 
     flags = {"--min-shapes": least, "--opt-shapes": usual, "--max-shapes": most}
     parsed = [_parsed(flag, text) for flag, text in flags.items()]
@@ -144,7 +145,7 @@ def shapes_of(least: str, usual: str, most: str) -> dict[str, Range]:
 
 
 def _parsed(flag: str, text: str) -> dict[str, tuple[int, ...]]:
-    from service.engines.tensorrt_build import BuildError
+    from service.engines.tensorrt_options import BuildError
 
     found = {}
     for part in filter(None, text.split(",")):
@@ -161,7 +162,8 @@ def _parsed(flag: str, text: str) -> dict[str, tuple[int, ...]]:
 
 def _built(model: str, options: BuildOptions) -> Built:
     """Builds in a thread of its own: this one must hear Ctrl-C, and TensorRT holds its own for minutes."""
-    from service.engines.tensorrt_build import BuildError, build
+    from service.engines.tensorrt_build import build
+    from service.engines.tensorrt_options import BuildError
 
     result: list[Built | BaseException] = []
 

@@ -10,12 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from service.cuda.device import the_device
 from service.cuda.driver import api, check
+from service.engines.tensorrt_options import Tensor
 from service.models.spec import numpy_dtype
 
 ROWS = 8  # of a calibration batch, at most
@@ -26,19 +27,10 @@ class CalibrationError(Exception):
     """The data cannot be used; the text says why."""
 
 
-class Input(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def datatype(self) -> str: ...
-    @property
-    def dims(self) -> tuple[int, ...]: ...
-
-
 class Calibration:
     """Data for one build. `cache`: a file to keep what was found in; empty: none."""
 
-    def __init__(self, model: str, data: str, cache: str, version: str, inputs: Mapping[str, Input]) -> None:
+    def __init__(self, model: str, data: str, cache: str, version: str, inputs: Mapping[str, Tensor]) -> None:
         self._arrays = arrays_of(data, inputs)
         self._cache = Path(cache) if cache else None
         self._key = key_of(model, data, version)
@@ -132,7 +124,7 @@ def key_of(model: str, data: str, version: str) -> dict[str, str]:
     }
 
 
-def arrays_of(data: str, inputs: Mapping[str, Input]) -> dict[str, np.ndarray[Any, Any]]:
+def arrays_of(data: str, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
     """An array of rows per input. Raises CalibrationError."""
     try:
         loaded = np.load(data, allow_pickle=False)
@@ -151,7 +143,7 @@ def arrays_of(data: str, inputs: Mapping[str, Input]) -> dict[str, np.ndarray[An
     return {name: found[name] for name in inputs}
 
 
-def _check(data: str, found: Mapping[str, np.ndarray[Any, Any]], inputs: Mapping[str, Input]) -> None:
+def _check(data: str, found: Mapping[str, np.ndarray[Any, Any]], inputs: Mapping[str, Tensor]) -> None:
     if missing := [name for name in inputs if name not in found]:
         raise CalibrationError(f"{data} has no array '{missing[0]}'; it has {', '.join(found)}")
     for name, tensor in inputs.items():

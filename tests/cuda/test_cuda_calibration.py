@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from service.cuda.device import the_device
-from service.engines.tensorrt_build import Tensor
 from service.engines.tensorrt_calibration import Calibration
+from service.engines.tensorrt_options import Tensor
 
 X = {"x": Tensor("x", "FP32", (-1, 4))}
 

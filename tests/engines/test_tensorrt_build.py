@@ -14,17 +14,9 @@ import pytest
 from onnx import TensorProto
 
 from service.cli.build import config_of, rows_of, shapes_of
-from service.engines.tensorrt_build import (
-    BuildError,
-    BuildOptions,
-    Built,
-    Tensor,
-    Tools,
-    _Build,
-    precision_of,
-    ranges_of,
-)
+from service.engines.tensorrt_build import Built, Tools, _Build, precision_of
 from service.engines.tensorrt_calibration import CalibrationError, arrays_of
+from service.engines.tensorrt_options import BuildError, BuildOptions, Tensor, ranges_of
 from service.models.modelconfig import parse
 
 RTX = Path(sys.prefix) / "judges" / "tensorrt-rtx"
