@@ -93,6 +93,7 @@ def _open(
     memory.require(len(plan))
     runtime = Runtime(memory)
     try:
+        runtime.load_plugins([str(Path(path).parent / name) for name in wanted.plugins], where)
         engine = runtime.deserialize(plan, where, device.name)
         del plan
         return _described(engine, runtime, where, name, version, wanted, device, memory)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from service.cuda.driver import NoDriver, api, check
@@ -194,6 +196,19 @@ class Runtime:
         if self._runtime is None:
             raise NoDriver(f"TensorRT {self.version} does not start: {self.words.last()}")
         self._runtime.gpu_allocator = self._callback
+
+    def load_plugins(self, paths: Sequence[str], where: str) -> None:
+        """NVIDIA's own, where they are installed, and these libraries. Raises ModelLoadError."""
+        here = known()
+        if (register := getattr(here.trt, "init_libnvinfer_plugins", None)) is not None:
+            register(here.log, "")
+        registry = self._runtime.get_plugin_registry()
+        for path in paths:
+            if not Path(path).is_file():
+                raise ModelLoadError(f"{where} needs the plugin library {path}, which is not there")
+            self.words.last()
+            if registry.load_library(path) is None:
+                raise ModelLoadError(f"{where}: plugin library {path} was not loaded: {self.words.last()}")
 
     def deserialize(self, plan: bytes, where: str, device: str) -> Any:
         """The engine. Raises ModelLoadError with TensorRT's reason."""

@@ -28,6 +28,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from service._pb import model_config as pb
 from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
 from service.models.device_memory import GPU_MEMORY_LIMIT, memory_limit_from
+from service.models.plugins import PLUGINS, plugins_from
 from service.models.scheduling import EXECUTION_TIMEOUT, scheduling_from
 from service.models.spec import ALLOWED_BATCH_SIZES, datatype_of_config, reshape_fault
 from service.models.wanted import Wanted, WantedTensor
@@ -96,6 +97,7 @@ LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 _AUTO, _CPU, _GPU = (pb.ModelInstanceGroup.Kind.Value(f"KIND_{kind}") for kind in ("AUTO", "CPU", "GPU"))
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
+_OF_DEVICES = frozenset([GPU_MEMORY_LIMIT, PLUGINS])  # of models on a device besides
 ON_DEVICES = frozenset(["tensorrt", "pytorch"])  # backends whose models run on one
 
 
@@ -234,7 +236,8 @@ def for_device(wanted: Wanted) -> Wanted:
     """Of a model that turns out to run on a device, where its config does not say so: what is of no use on a
     CPU is of use there.
     """
-    used = {_hint("instance_group.gpus"), _hint("instance_group.kind"), _unused(GPU_MEMORY_LIMIT)}
+    used = {_hint("instance_group.gpus"), _hint("instance_group.kind")}
+    used |= {_unused(parameter) for parameter in _OF_DEVICES}
     return replace(wanted, warnings=tuple(text for text in wanted.warnings if text not in used))
 
 
@@ -249,7 +252,7 @@ def warnings(config: Any) -> list[str]:
         said.remove("instance_group.gpus")
     found = [_hint(path) for path in said]
     is_python = "python" in (config.backend, config.platform)  # its parameters are its own
-    known = _KNOWN_PARAMETERS | ({GPU_MEMORY_LIMIT} if on_device else set())
+    known = _KNOWN_PARAMETERS | (_OF_DEVICES if on_device else set())
     for name in sorted(set() if is_python else set(config.parameters) - known):
         found.append(_unused(name))
     for entry in config.model_warmup:
@@ -275,7 +278,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
     sizes = _batch_sizes(config, faults)
     inputs, outputs = _tensors("input", config.input, faults), _tensors("output", config.output, faults)
     scheduling = scheduling_from(config, faults)
-    memory_limit = memory_limit_from(config, faults)
+    memory_limit, plugins = memory_limit_from(config, faults), plugins_from(config, faults)
     if faults:
         raise ConfigFault("; ".join(faults))
     counts = [group.count or 1 for group in config.instance_group]
@@ -295,6 +298,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         config_json=json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
         scheduling=scheduling,
         gpu_memory_limit=memory_limit,
+        plugins=plugins,
         gpus=tuple(dict.fromkeys(gpu for group in config.instance_group for gpu in group.gpus)),
     )
 

@@ -48,8 +48,9 @@ class Wanted:
         `max_batch_size` is refused, instead of served with less. batch_sizes: sizes that the engine may run,
         ascending; empty: every size. max_batch_wait_us, instances: as in ModelSpec. warnings: sentences about
         the config for the log. config_json, scheduling: as in ModelSpec. says_instances: `instances`
-        is not a default. gpu_memory_limit: bytes that a model may take of a device; 0: no limit. gpus: the
-        devices that it may run on, by their numbers; none: any.
+        is not a default. gpu_memory_limit: bytes that a model may take of a device; 0: no limit. plugins:
+        libraries of a plan's own layers, by their names in its folder. gpus: the devices that it may run on,
+        by their numbers; none: any.
     """
 
     max_batch_size: int | None = None
@@ -64,6 +65,7 @@ class Wanted:
     config_json: str = ""
     scheduling: Scheduling = Scheduling()
     gpu_memory_limit: int = 0
+    plugins: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
 
 

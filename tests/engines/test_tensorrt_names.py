@@ -26,6 +26,7 @@ OBJECTS = {  # what is TensorRT's in the engine's files, and of which class
     "context": "IExecutionContext",
     "self._now": "IExecutionContext",
     "self._runtime": "Runtime",
+    "registry": "IPluginRegistry",
     "here.trt": "",
     "known().trt": "",
     "self.trt": "",
@@ -50,7 +51,8 @@ def used() -> dict[str, set[str]]:
 
 def test_what_is_read_from_the_source_is_what_the_engine_needs() -> None:
     found = used()
-    assert {"deserialize_cuda_engine", "gpu_allocator"} <= found["Runtime"]
+    assert {"deserialize_cuda_engine", "gpu_allocator", "get_plugin_registry"} <= found["Runtime"]
+    assert found["IPluginRegistry"] == {"load_library"}
     assert {"get_tensor_profile_shape", "create_execution_context"} <= found["ICudaEngine"]
     assert {"execute_async_v3", "set_input_shape", "set_device_memory"} <= found["IExecutionContext"]
     assert {"Runtime", "IOutputAllocator", "ExecutionContextAllocationStrategy"} <= found[""]
