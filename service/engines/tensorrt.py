@@ -34,6 +34,7 @@ from service.cuda.memory import ModelMemory
 from service.cuda.model import UNBATCHED, Place, Settled, Shape
 from service.engines.base import EngineError, ModelLoadError, UnservedShape
 from service.engines.bfloat16 import stored, widened
+from service.engines.tensorrt_cache import plan_of
 from service.engines.tensorrt_runtime import DATATYPES, Outputs, Runtime
 from service.models.derive import derive
 from service.models.probe import Array, Declared, RunFailed
@@ -42,6 +43,7 @@ from service.models.wanted import Wanted, asked_size, narrowed, served
 
 PLATFORM = "tensorrt_plan"
 BACKEND = "tensorrt"
+ONNX = ".onnx"  # of such a file the plan is made here
 
 
 @dataclass(frozen=True)
@@ -69,58 +71,66 @@ class Profile:
 # ---- loading ----
 
 
+@dataclass(frozen=True)
+class _Load:
+    """A load: what was asked, what people are told it is, and the device it is for."""
+
+    path: str
+    name: str
+    version: str
+    wanted: Wanted
+    where: str
+    device: Device
+
+
 def open_plan(path: str, *, name: str, version: str, wanted: Wanted) -> PlanModel:
     """Loads a plan; parameters and errors as `service.engines.base.open_engine`."""
     where = f"model '{name}' ({path})"
     try:
         device = the_device()
+        plan = plan_of(path, where, wanted, device) if path.endswith(ONNX) else read(path, where)
         memory = device.model_memory(name, wanted.gpu_memory_limit)
         with memory.loading():
-            return _open(path, where, name, version, wanted, device, memory)
+            return _open(_Load(path, name, version, wanted, where, device), plan, memory)
     except (NoDriver, DriverError) as error:
         raise ModelLoadError(f"{where} was not loaded: {error}") from error
 
 
-def _open(
-    path: str, where: str, name: str, version: str, wanted: Wanted, device: Device, memory: ModelMemory
-) -> PlanModel:
+def read(path: str, where: str) -> bytes:
     try:
         plan = Path(path).read_bytes()
     except OSError as error:
         raise ModelLoadError(f"{where} cannot be read: {error.strerror}") from error
     if not plan:
         raise ModelLoadError(f"{where} is an empty file; expected a TensorRT plan")
+    return plan
+
+
+def _open(load: _Load, plan: bytes, memory: ModelMemory) -> PlanModel:
     memory.require(len(plan))
     runtime = Runtime(memory)
+    folder = Path(load.path).parent
     try:
-        runtime.load_plugins([str(Path(path).parent / name) for name in wanted.plugins], where)
-        engine = runtime.deserialize(plan, where, device.name)
+        runtime.load_plugins([str(folder / plugin) for plugin in load.wanted.plugins], load.where)
+        engine = runtime.deserialize(plan, load.where, load.device.name)
         del plan
-        return _described(engine, runtime, where, name, version, wanted, device, memory)
+        return _described(load, engine, runtime)
     except BaseException:
         runtime.close()
         raise
 
 
-def _described(
-    engine: Any,
-    runtime: Runtime,
-    where: str,
-    name: str,
-    version: str,
-    wanted: Wanted,
-    device: Device,
-    memory: ModelMemory,
-) -> PlanModel:
+def _described(load: _Load, engine: Any, runtime: Runtime) -> PlanModel:
+    wanted, device = load.wanted, load.device
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     sides = [[n for n in names if engine.get_tensor_mode(n).name == mode] for mode in ("INPUT", "OUTPUT")]
     faults = [fault for n in names if (fault := _tensor_fault(engine, n))]
     if faults:
-        raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
+        raise ModelLoadError(f"{load.where} cannot be served: {'; '.join(faults)}")
     inputs, outputs = ([_declared(engine, n) for n in side] for side in sides)
     inputs = narrowed(inputs, wanted)
     profiles = _profiles(engine, sides[0])
-    model = PlanModel(engine, runtime, memory, sides[0], sides[1], profiles)
+    model = PlanModel(engine, runtime, runtime.memory, sides[0], sides[1], profiles)
     asked = asked_size(wanted, inputs)
     most = most_rows(profiles, inputs)
     sizes = sizes_of(profiles, wanted.batch_sizes, asked or most) if most and asked != 0 else ()
@@ -135,14 +145,14 @@ def _described(
     spec, faults = served(
         wanted,
         found,
-        name=name,
-        version=version,
+        name=load.name,
+        version=load.version,
         platform=PLATFORM,
         backend=BACKEND,
         instances=wanted.instances if wanted.says_instances else device.stream_count,
     )
     if faults:
-        raise ModelLoadError(f"{where} cannot be served: {'; '.join(faults)}")
+        raise ModelLoadError(f"{load.where} cannot be served: {'; '.join(faults)}")
     model.serve(spec, found.sample)
     return model
 

@@ -20,7 +20,8 @@ class BuildOptions:
     """How a plan is built.
 
     Attributes:
-        batch: the least, the usual and the largest number of rows. shapes: ranges of inputs by name, batch
+        batch: the least, the usual and the largest number of rows. may_batch: a model of fixed sizes is built
+        as it is, in place of being refused. shapes: ranges of inputs by name, batch
         first, for those with more open sizes. fp16, int8: layers may be computed so, where the library can
         choose.
         calibration: a .npz with an array of rows per input, or a .npy where there is one input, for INT8
@@ -31,6 +32,7 @@ class BuildOptions:
     """
 
     batch: tuple[int, int, int] | None = None
+    may_batch: bool = False
     shapes: Mapping[str, Range] = field(default_factory=dict)
     fp16: bool = False
     int8: bool = False
@@ -57,7 +59,7 @@ def ranges_of(inputs: Sequence[Tensor], options: BuildOptions) -> dict[str, Rang
     if unknown := [name for name in options.shapes if name not in names]:
         raise BuildError(f"there is no input '{unknown[0]}'; the model has {', '.join(names)}")
     found = {tensor.name: shapes for tensor in inputs if (shapes := _range(tensor, options))}
-    if options.batch and not found:
+    if options.batch and not found and not options.may_batch:
         told = "; ".join(f"'{tensor.name}' {list(tensor.dims)}" for tensor in inputs)
         raise BuildError(f"a batch was asked for, and every size of the inputs is fixed in the file: {told}")
     return found

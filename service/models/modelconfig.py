@@ -27,6 +27,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from service._pb import model_config as pb
 from service.config import MAX_BATCH_SIZE, MAX_BATCH_WAIT_US, MAX_INSTANCES
+from service.models.building import PARAMETERS as BUILDING
+from service.models.building import building_from
 from service.models.device_memory import GPU_MEMORY_LIMIT, memory_limit_from
 from service.models.plugins import PLUGINS, plugins_from
 from service.models.scheduling import EXECUTION_TIMEOUT, scheduling_from
@@ -97,7 +99,7 @@ LOOKED_INTO = frozenset(["input", "output", "instance_group", "dynamic_batching"
 REFUSED_IF_PRESENT = frozenset(["sequence_batching", "ensemble_scheduling"])
 _AUTO, _CPU, _GPU = (pb.ModelInstanceGroup.Kind.Value(f"KIND_{kind}") for kind in ("AUTO", "CPU", "GPU"))
 _KNOWN_PARAMETERS = frozenset([ALLOWED_BATCH_SIZES, EXECUTION_TIMEOUT])
-_OF_DEVICES = frozenset([GPU_MEMORY_LIMIT, PLUGINS])  # of models on a device besides
+_OF_DEVICES = frozenset([GPU_MEMORY_LIMIT, PLUGINS, *BUILDING])  # of models on a device besides
 ON_DEVICES = frozenset(["tensorrt", "pytorch"])  # backends whose models run on one
 
 
@@ -279,6 +281,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
     inputs, outputs = _tensors("input", config.input, faults), _tensors("output", config.output, faults)
     scheduling = scheduling_from(config, faults)
     memory_limit, plugins = memory_limit_from(config, faults), plugins_from(config, faults)
+    building = building_from(config, faults)
     if faults:
         raise ConfigFault("; ".join(faults))
     counts = [group.count or 1 for group in config.instance_group]
@@ -299,6 +302,7 @@ def wanted_from(parsed: Parsed, defaults: Defaults) -> Wanted:
         scheduling=scheduling,
         gpu_memory_limit=memory_limit,
         plugins=plugins,
+        building=building,
         gpus=tuple(dict.fromkeys(gpu for group in config.instance_group for gpu in group.gpus)),
     )
 

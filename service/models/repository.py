@@ -33,7 +33,7 @@ CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 64 << 10  # all configs together have to cross a control socket
 MAX_MODELS = 64  # the queue's, on one worker; each version counts
 KNOWN_BY_FILE = ("tensorrt", "pytorch")  # backends that a config need not name
-OTHER_FILES = {"pytorch": "model.pt2"}  # names that a backend's file may have too
+OTHER_FILES = {"pytorch": "model.pt2", "tensorrt": "model.onnx"}  # names that a backend's file may have too
 _MAX_VERSION = (1 << 63) - 1
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from service.models.building import Building
 from service.models.derive import Derived
 from service.models.probe import Declared, is_dynamic
 from service.models.scheduling import Scheduling
@@ -49,8 +50,8 @@ class Wanted:
         ascending; empty: every size. max_batch_wait_us, instances: as in ModelSpec. warnings: sentences about
         the config for the log. config_json, scheduling: as in ModelSpec. says_instances: `instances`
         is not a default. gpu_memory_limit: bytes that a model may take of a device; 0: no limit. plugins:
-        libraries of a plan's own layers, by their names in its folder. gpus: the devices that it may run on,
-        by their numbers; none: any.
+        libraries of a plan's own layers, by their names in its folder. building: how a plan is made of an
+        ONNX file. gpus: the devices that it may run on, by their numbers; none: any.
     """
 
     max_batch_size: int | None = None
@@ -66,6 +67,7 @@ class Wanted:
     scheduling: Scheduling = Scheduling()
     gpu_memory_limit: int = 0
     plugins: tuple[str, ...] = ()
+    building: Building = Building()
     gpus: tuple[int, ...] = ()
 
 

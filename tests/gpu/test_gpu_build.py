@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from service.client import Client
 from service.engines.base import open_engine
 from service.inprocess import running
+from service.models.building import Building
+from service.models.wanted import Wanted
 
 try:
     ctypes.CDLL("libcuda.so.1")
@@ -125,3 +127,15 @@ def test_sizes_that_are_open_beside_the_batch(tmp_path) -> None:
         for width in (1, 100):
             some = np.random.default_rng(width).random((3, width), np.float32)
             np.testing.assert_array_equal(client.infer("vary", {"x": some}).outputs["y"], some + some)
+
+
+def test_an_onnx_file_of_a_repository_is_built_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HEADRACE_PLANS", str(tmp_path / "plans"))
+    model = perceptron(tmp_path / "model.onnx")
+    wanted = Wanted(max_batch_size=16, building=Building(precisions=("FP16",)))
+    for _ in range(2):
+        engine = open_engine(str(model), name="m", wanted=wanted, backend="tensorrt")
+        assert engine.spec.max_batch_size == 16
+        engine.close()
+    (plan,) = (tmp_path / "plans").glob("*.plan")
+    assert worst(plan, model) <= 1e-2
