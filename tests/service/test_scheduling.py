@@ -54,9 +54,12 @@ def policy(**settings) -> Scheduling:
 
 
 def hold_two(engine, service, wire, first=None):
-    """One batch runs and one is closed behind it: whatever comes now waits in the queue."""
+    """One batch runs and one is closed behind it: whatever comes now waits in the queue. The service has a
+    model "other", whose answer says that what was sent before it has been taken.
+    """
     first = hold(engine, wire, first or request())
     (second,) = queue(service, wire, [request()])
+    assert status_of(wire.infer_later(request("other"))) == "OK"
     wait_until(lambda: not pending(service), "the second one closed")
     return [first, second]
 
@@ -75,7 +78,7 @@ def at_rest(service) -> bool:
 
 def test_priority_as_int64_and_as_uint64_with_0_and_one_too_many_as_the_default(serve):
     engine, ran = ordered(scheduling=levels(3, default=2))
-    service, wire = serve(engine)
+    service, wire = serve(engine, affine("other"))
     held = hold_two(engine, service, wire)
     sent = []
     asked = [
@@ -92,7 +95,7 @@ def test_priority_as_int64_and_as_uint64_with_0_and_one_too_many_as_the_default(
 
 def test_a_model_without_levels_takes_them_as_they_come(serve):
     engine, ran = ordered()
-    service, wire = serve(engine)
+    service, wire = serve(engine, affine("other"))
     held = hold_two(engine, service, wire)
     sent = []
     for number, priority in enumerate([3, 1, 2], 1):
@@ -147,7 +150,7 @@ def test_a_queue_time_out_names_the_wait_and_the_limit_while_the_model_is_busy(s
 
 def test_a_request_that_is_delayed_is_answered_in_the_end(serve):
     engine, ran = ordered(scheduling=policy(timeout_us=1000, delay=True))
-    service, wire = serve(engine)
+    service, wire = serve(engine, affine("other"))
     held = hold_two(engine, service, wire)
     late = queue(service, wire, [request(first=100.0)])
     engine.gate.open()
