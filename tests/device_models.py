@@ -139,10 +139,16 @@ def device_config(**settings: Any) -> ServeConfig:
     return ServeConfig((), **{**sizes, **settings})
 
 
+REQUESTS = 10_000  # of a thread, at most
+ROWS = 8  # of a request, at most
+
+
 def rows_of(thread: int, number: int, shape: Shape) -> np.ndarray[Any, Any]:
-    """Rows that no other request has."""
-    first = thread * 1000 + number
-    return (np.arange(prod(shape), dtype=np.float32) + np.float32(first)).reshape(shape)
+    """Rows of which no value is at its place in any other row, nor in any other request; 2x + 1 is exact."""
+    rows, columns = shape[0], prod(shape[1:])
+    first = (thread * REQUESTS + number) * ROWS + np.arange(rows, dtype=np.int32)[:, None]
+    values = (first + np.arange(columns, dtype=np.int32)) % (1 << 22)
+    return values.astype(np.float32).reshape(shape)
 
 
 def ask_from_threads(
@@ -155,7 +161,7 @@ def ask_from_threads(
         with Client(address) as client:
             for number in range(requests):
                 model = models[(thread + number) % len(models)]
-                x = rows_of(thread, number, (1 + (thread + number) % 8, width))
+                x = rows_of(thread, number, (1 + (thread + number) % ROWS, width))
                 try:
                     y = client.infer(model, {"x": x}).outputs["y"]
                 except Exception as error:

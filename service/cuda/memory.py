@@ -190,6 +190,7 @@ class ModelMemory:
         self._meter = meter
         self._loading = loading
         self._pool: Pool | None = None
+        self.is_loading = False  # what is taken without a stream is counted, by `loading`
         self.loaded_bytes = 0
         self.held_bytes = 0  # after the last load: what that took, and its pool
         self.told_of_fallbacks = False  # that copies for it came from memory that is not pinned
@@ -207,12 +208,15 @@ class ModelMemory:
         """
         with self._loading:
             before, pooled = self._meter.read(), self._pooled()
+            outer, self.is_loading = self.is_loading, True
             try:
                 yield
             except DriverError as error:
                 if error.code != OUT_OF_MEMORY:
                     raise
                 raise self._refused(self.loaded_bytes, before.free, str(error)) from error
+            finally:
+                self.is_loading = outer
             took = self._meter.read().used - before.used - (self._pooled() - pooled)
             self.loaded_bytes += max(0, took)
             self.held_bytes = self.loaded_bytes + self._pooled()

@@ -4,8 +4,8 @@ TensorRT is imported here alone, after the driver was asked. The classes that it
 own, so they exist once it is imported (`..._of`).
 
     Words       what TensorRT has said lately on this thread: the reason behind a None or a False
-    Allocator   while a model is loaded, memory of the device; afterwards of the model's pool, in the order
-                of a stream. What it was asked for and could not give is refused, and TensorRT says so
+    Allocator   memory of the device while a model is loaded, afterwards of the model's pool. What it was
+                asked for and could not give is refused, and TensorRT says so
     Outputs     memory for outputs whose size depends on data, one for each place that has such
 """
 
@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from service.cuda.device import the_device
 from service.cuda.driver import NoDriver, api, check
 from service.cuda.memory import ModelMemory
 from service.cuda.model import Settled, Shape
@@ -146,21 +147,28 @@ def known() -> Library:
 
 
 class Allocator:
-    """Memory for TensorRT. `serving`: the model is loaded, and memory is the pool's from now on."""
+    """Memory for TensorRT. `serving`: the model is loaded, and what work on a stream needs is the pool's.
+
+    What is asked for without a stream is the device's while the model is loading, which is counted against
+    its cap; later it is the pool's too, on a stream of the allocator's own. Memory of the pool goes back on
+    the stream that it came on, unless TensorRT names one.
+    """
 
     def __init__(self, memory: ModelMemory, words: Words) -> None:
         self._memory = memory
         self._words = words
         self._of_load: set[int] = set()
+        self._of_pool: dict[int, int] = {}  # streams
+        self._own_stream = 0
         self.serving = False
 
     def allocate(self, size: int, stream: int) -> int | None:
-        """The address, or None."""
+        """The address, or None. `stream`: 0 where TensorRT says none."""
         if size == 0:
             return None
         try:
-            if self.serving and stream:
-                return self._memory.pool.allocate(size, stream)
+            if self.serving and (stream or not self._memory.is_loading):
+                return self._pooled(size, stream)
             address = int(check(api().cuMemAlloc(size), f"allocating {size} bytes"))
         except Exception as error:  # TensorRT is C++, and must not see it
             self._words.add(str(error))
@@ -168,17 +176,36 @@ class Allocator:
         self._of_load.add(address)
         return address
 
+    def _pooled(self, size: int, stream: int) -> int:
+        on = stream or self._without_stream()
+        address = self._memory.pool.allocate(size, on)
+        if not stream:  # whatever uses it need not wait for a stream that it does not know
+            check(api().cuStreamSynchronize(on), "waiting for memory")
+        self._of_pool[address] = on
+        return address
+
+    def _without_stream(self) -> int:
+        self._own_stream = self._own_stream or the_device().new_stream()
+        return self._own_stream
+
     def free(self, address: int, stream: int) -> bool:
         try:
             if address in self._of_load:
                 self._of_load.discard(address)
                 check(api().cuMemFree(address), "freeing memory")
             else:
-                self._memory.pool.free(address, stream)
+                came_on = self._of_pool.pop(address)
+                self._memory.pool.free(address, stream or came_on)
         except Exception as error:
             self._words.add(str(error))
             return False
         return True
+
+    def close(self) -> None:
+        """TensorRT has given everything back."""
+        if self._own_stream:
+            check(api().cuStreamDestroy(self._own_stream), "ending a stream")
+            self._own_stream = 0
 
 
 class Runtime:
@@ -226,6 +253,7 @@ class Runtime:
     def close(self) -> None:
         """Its engine is gone."""
         self._runtime = None
+        self.allocator.close()
 
 
 class Outputs:
