@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,7 @@ def test_memory_that_runs_out_fails_that_batch_alone() -> None:
 def test_pools_keep_little_of_what_was_freed() -> None:
     device = the_device()
     stream = device.new_stream()
+    before = device.used_bytes()
     accounts = [device.model_memory(name) for name in "abc"]
     rng, peak = np.random.default_rng(0), 0
     for _ in range(100):
@@ -123,19 +125,27 @@ def test_pools_keep_little_of_what_was_freed() -> None:
     assert sum(account.pool.reserved_bytes for account in accounts) <= 1.3 * peak
     for account in accounts:
         account.close()
+    assert device.used_bytes() - before <= 16 * MB, "what was in the pools is the device's again"
     check(api().cuStreamDestroy(stream), "ending a stream")
 
 
-def test_a_model_loaded_in_one_thread_and_unloaded_in_another() -> None:
-    with running([affine("stays")], device_config()) as service:
-        models = service._worker._models
-        made: list = []
-        for what in (lambda: made.append(models.add(affine("moves"))), lambda: models.remove(made[0])):
-            thread = threading.Thread(target=what)
-            thread.start()
-            thread.join(60)
-        assert len(made) == 1
-        assert ask_from_threads(service.address, ["stays"], requests=20) == []
+def test_a_model_loaded_in_one_thread_and_used_and_unloaded_in_others(tmp_path) -> None:
+    (tmp_path / "moves/1").mkdir(parents=True)
+    (tmp_path / "moves/1/model.onnx").touch()
+    config = replace(device_config(model_control_mode="explicit"), model_paths=(str(tmp_path),))
+    threads: list[threading.Thread] = []
+
+    def open_one(found):
+        threads.append(threading.current_thread())
+        return affine("moves")
+
+    with running([], config, open_one) as service, Client(service.address) as client:
+        for _ in range(2):
+            client.load_model("moves")
+            assert ask_from_threads(service.address, ["moves"], requests=20) == []
+            launchers = {thread.name for thread in service._worker.devices.executor().launchers()}
+            assert threads[-1].name not in launchers
+            client.unload_model("moves")
 
 
 def test_a_lost_device_is_told_and_ends_the_worker() -> None:
