@@ -26,6 +26,7 @@ from service.frontend.state import State
 from service.models import spec as model_spec
 
 SERVICE = "inference.GRPCInferenceService"
+UPLOAD_SERVICE = "headrace.v1.BatchInference"
 EXTENSIONS = (
     "classification",
     "model_repository",

@@ -257,7 +257,7 @@ def test_reflection_shows_the_services_and_their_messages(serve, version):
     ]
     services, ours, health_file, of_method, *nothing = method(iter(asked), timeout=LIMIT_S)
     names = {service.name for service in services.list_services_response.service}
-    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+    assert {"inference.GRPCInferenceService", "headrace.v1.BatchInference", "grpc.health.v1.Health"} <= names
     files = b"".join(ours.file_descriptor_response.file_descriptor_proto)
     assert b"ModelStreamInfer" in files
     assert b"ModelDynamicBatching" in files

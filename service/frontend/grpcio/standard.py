@@ -1,7 +1,7 @@
 """The two services that every gRPC server is expected to have: health and reflection.
 
 Health tells the truth that readiness tells: SERVING while every model can be used. It knows the server as a
-whole ("") and inference.GRPCInferenceService. Reflection serves this program's own descriptor pool; its two
+whole (""), inference.GRPCInferenceService and headrace.v1.BatchInference. Reflection serves this program's own descriptor pool; its two
 package names (v1 and v1alpha) have one wire form.
 """
 
@@ -20,11 +20,11 @@ from grpc_reflection.v1alpha._async import ReflectionServicer  # type: ignore[im
 from service._pb import POOL
 from service.errors import Code
 from service.frontend.grpcio.status import Context, set_status
-from service.frontend.rpcs import SERVICE
+from service.frontend.rpcs import SERVICE, UPLOAD_SERVICE
 
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-_KNOWN = ("", SERVICE)
+_KNOWN = ("", SERVICE, UPLOAD_SERVICE)
 _STATUS = health_pb2.HealthCheckResponse
 
 
@@ -95,7 +95,7 @@ class Reflection:
     """The reflection service, over gRPC's own servicer."""
 
     def __init__(self) -> None:
-        self._servicer = ReflectionServicer((SERVICE, HEALTH, *REFLECTIONS), pool=Pools())
+        self._servicer = ReflectionServicer((SERVICE, UPLOAD_SERVICE, HEALTH, *REFLECTIONS), pool=Pools())
 
     async def info(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         async def parsed() -> AsyncIterator[Any]:
