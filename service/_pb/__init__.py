@@ -6,9 +6,9 @@ generated as Python code. The build compiles ``proto/*.proto`` to a descriptor s
 it is read into ``POOL``, which nobody else uses, and the message classes are made from that. A descriptor
 set also has no opinion on the version of the protobuf runtime, as generated code has.
 
-``inference``, ``model_config`` and ``upload`` hold what generated modules of those names would: message classes,
-enums, enum values and ``DESCRIPTOR``. Their type stubs come from the same build. ``POOL`` is what reflection
-should serve.
+``inference``, ``model_config`` and ``upload`` hold what generated modules of those names would: message
+classes, enums, enum values and ``DESCRIPTOR``. Their type stubs come from the same build. ``POOL`` is what
+reflection should serve.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from service._pb import POOL, upload
 
 FIELDS = """
 UploadRequest: options=1 chunk=2
-UploadOptions: model_name=1 model_version=2 inputs=3 outputs=4 total_rows=5 first_row=6 priority=7 timeout_us=8
+UploadOptions: model_name=1 model_version=2 inputs=3 outputs=4 total_rows=5 first_row=6 \
+priority=7 timeout_us=8
 UploadOptions.Input: name=1 datatype=2 shape=3
 UploadChunk: rows=1 raw_input_contents=2
 UploadResponse: acknowledged_row=1 accepted=2 result=3 error=4 summary=5

@@ -1,8 +1,8 @@
 """The two services that every gRPC server is expected to have: health and reflection.
 
 Health tells the truth that readiness tells: SERVING while every model can be used. It knows the server as a
-whole (""), inference.GRPCInferenceService and headrace.v1.BatchInference. Reflection serves this program's own descriptor pool; its two
-package names (v1 and v1alpha) have one wire form.
+whole (""), inference.GRPCInferenceService and headrace.v1.BatchInference. Reflection serves this program's
+own descriptor pool; its two package names (v1 and v1alpha) have one wire form.
 """
 
 from __future__ import annotations
