@@ -203,7 +203,8 @@ class Allocator:
 
     def close(self) -> None:
         """TensorRT has given everything back."""
-        if self._own_stream:
+        if self._own_stream:  # what was freed on it is free before its pool ends
+            check(api().cuStreamSynchronize(self._own_stream), "waiting until all memory is free")
             check(api().cuStreamDestroy(self._own_stream), "ending a stream")
             self._own_stream = 0
 

@@ -26,6 +26,7 @@ class Model:
         self.stream = the_device().new_stream()
 
     def close(self) -> None:
+        check(api().cuStreamSynchronize(self.stream), "waiting until what was freed on it is free")
         self.allocator.close()
         self.memory.close()
         check(api().cuStreamDestroy(self.stream), "ending a stream")
